@@ -1,0 +1,82 @@
+package events
+
+import "time"
+
+// Names of the JetStream streams.
+const (
+	StreamResponses  = "AEGIS_RESPONSES"
+	StreamHealth     = "AEGIS_HEALTH"
+	StreamConfig     = "AEGIS_CONFIG"
+	StreamAudit      = "AEGIS_AUDIT"
+	StreamDeadLetter = "AEGIS_DEADLETTER"
+)
+
+// Stream is what a stream must look like. Package bus provisions it.
+type Stream struct {
+	Name        string
+	Description string
+	Subjects    []string
+	// MaxAge, MaxBytes and MaxPerSubject bound the stream; zero is no bound.
+	MaxAge        time.Duration
+	MaxBytes      int64
+	MaxPerSubject int64
+	// RefuseNew makes a full stream refuse new messages; otherwise the oldest go.
+	RefuseNew bool
+	// MaxMessage bounds one message, in bytes; zero is the server's bound.
+	MaxMessage int32
+	// Dedup is the window in which a message id is remembered.
+	Dedup time.Duration
+}
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+	day = 24 * time.Hour
+)
+
+// Streams lists every stream of the system.
+func Streams() []Stream {
+	return []Stream{
+		{
+			Name:        StreamResponses,
+			Description: "Facts of finished requests, in batches; the settler purges what is settled",
+			Subjects:    []string{AllResponses},
+			MaxAge:      3 * day,
+			MaxBytes:    gib,
+			RefuseNew:   true,
+			Dedup:       2 * time.Minute,
+		},
+		{
+			Name:          StreamHealth,
+			Description:   "Multiplier, p95 and error rate of each upstream, a message a tick",
+			Subjects:      []string{AllHealth},
+			MaxPerSubject: 64,
+			MaxBytes:      64 * mib,
+			Dedup:         2 * time.Minute,
+		},
+		{
+			Name:        StreamConfig,
+			Description: "Every accepted config version, whole",
+			Subjects:    []string{SubjectConfigUpdates},
+			RefuseNew:   true,
+			MaxMessage:  mib + 64<<10, // a document of 1 MiB and its attribution
+			Dedup:       2 * time.Minute,
+		},
+		{
+			Name:        StreamAudit,
+			Description: "Admin operations and failed authentications",
+			Subjects:    []string{SubjectAudit},
+			MaxAge:      90 * day,
+			MaxBytes:    256 * mib,
+			Dedup:       2 * time.Minute,
+		},
+		{
+			Name:        StreamDeadLetter,
+			Description: "What a service could not parse or apply, with the reason",
+			Subjects:    []string{AllDeadLetters},
+			MaxAge:      30 * day,
+			MaxBytes:    256 * mib,
+			Dedup:       2 * time.Minute,
+		},
+	}
+}

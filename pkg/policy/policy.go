@@ -1,0 +1,120 @@
+package policy
+
+import "github.com/aegisrate/aegisrate/pkg/bucket"
+
+// Bounds of a policy document. They are checked on the way in and again by every edge.
+const (
+	MaxDocument = 1 << 20 // bytes of its JSON form
+	MaxRoutes   = 1000
+	MaxUsers    = 10_000
+)
+
+// Policy is a whole configuration. Its JSON and YAML forms have the same keys;
+// deploy/policy.example.yaml shows every key with its default.
+type Policy struct {
+	// Algorithm decides every route that names none: token_bucket (default) or sliding_window.
+	Algorithm bucket.Kind `json:"algorithm"`
+	// ShadowMode lets requests over their limit pass, marked; a route may say otherwise.
+	ShadowMode bool                `json:"shadow_mode"`
+	Upstreams  map[string]Upstream `json:"upstreams"`
+	Routes     map[string]Route    `json:"routes"`
+	// Plans are limits over all routes, by name. The four default plans exist unless redefined.
+	Plans map[string]Plan `json:"plans"`
+	Users map[string]User `json:"users"`
+	// AnonymousPlan limits clients without a verified key; "" gives them no plan.
+	AnonymousPlan string `json:"anonymous_plan,omitempty"`
+}
+
+// Upstream is a backend that routes point to.
+type Upstream struct {
+	// URL is http(s)://host[:port][/prefix].
+	URL string `json:"url"`
+	// TimeoutSeconds bounds the wait for the response head; default 30.
+	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
+	// TrustComputeCost lets this upstream set the cost by X-Compute-Cost; default true.
+	TrustComputeCost *bool  `json:"trust_compute_cost,omitempty"`
+	Health           Health `json:"health,omitzero"`
+}
+
+// Health says how an upstream's multiplier moves; zero fields take the default in brackets.
+type Health struct {
+	SlowP95Ms     float64 `json:"slow_p95_ms,omitempty"`      // M falls above it [800]
+	FastP95Ms     float64 `json:"fast_p95_ms,omitempty"`      // M rises below it [300]
+	ErrorRate     float64 `json:"error_rate,omitempty"`       // M falls from it on [0.15]
+	ClearRate     float64 `json:"clear_error_rate,omitempty"` // errors are clear below it [0.05]
+	Floor         float64 `json:"floor,omitempty"`            // least M [0.2], 0.2 to 1
+	Decrease      float64 `json:"decrease,omitempty"`         // factor per unhealthy interval [0.5]
+	Increase      float64 `json:"increase,omitempty"`         // added per healthy interval [0.05]
+	MinSamples    int     `json:"min_samples,omitempty"`      // needed to fall [10]
+	Window        int     `json:"window,omitempty"`           // samples looked at [30], to 1000
+	MaxAgeSeconds float64 `json:"max_age_seconds,omitempty"`  // samples age out [60]
+}
+
+// Route is a set of requests with an upstream and, optionally, a quota for each client.
+type Route struct {
+	// Path matches itself and what is below it, by whole segments: "/api" matches "/api" and "/api/x", not "/apix".
+	Path string `json:"path"`
+	// Host matches exactly, without its port; "" matches any. Methods: empty matches any.
+	Host     string   `json:"host,omitempty"`
+	Methods  []string `json:"methods,omitempty"`
+	Upstream string   `json:"upstream"`
+	// Deny refuses every request of the route (403). It is the only way to say "nothing": a quota of 0 is an error.
+	Deny bool `json:"deny,omitempty"`
+	// Algorithm and ShadowMode override the policy's.
+	Algorithm  bucket.Kind `json:"algorithm,omitempty"`
+	ShadowMode *bool       `json:"shadow_mode,omitempty"`
+	Quota
+	// Plans and Users override Quota for a plan or a user: the first of user, plan, route that is set applies.
+	Plans map[string]Quota `json:"plans,omitempty"`
+	Users map[string]Quota `json:"users,omitempty"`
+	// Cost is charged before the request is forwarded; default 1. 0 makes the route free on admission.
+	Cost *float64 `json:"cost,omitempty"`
+	// MaxCost caps a settled cost; an X-Compute-Cost above it is not believed. Default 1,000,000.
+	MaxCost float64 `json:"max_cost,omitempty"`
+	// CostPerSecond prices a second of upstream time where the upstream names no cost; 0 keeps the base cost.
+	CostPerSecond float64 `json:"cost_per_second,omitempty"`
+	// ExposeComputeCost leaves X-Compute-Cost in the answer to the client.
+	ExposeComputeCost bool `json:"expose_compute_cost,omitempty"`
+	// MaxBodyBytes bounds the request's body (413 above); default 64 MiB.
+	MaxBodyBytes int64 `json:"max_body_bytes,omitempty"`
+}
+
+// Quota is what each client may spend on a route, in cost units. A token bucket
+// needs capacity and refill_rate, a sliding window sliding_limit and window_seconds;
+// both may be given, so that the algorithm can be switched. Without any, the route has no limit of its own.
+type Quota struct {
+	Capacity      int64   `json:"capacity,omitempty"`
+	RefillRate    float64 `json:"refill_rate,omitempty"` // tokens per second
+	SlidingLimit  int64   `json:"sliding_limit,omitempty"`
+	WindowSeconds int64   `json:"window_seconds,omitempty"`
+	// MaxDebt bounds how far a settlement may take the balance below zero, in tokens; default 10 × capacity.
+	MaxDebt int64 `json:"max_debt,omitempty"`
+}
+
+// Plan limits a client over all routes together.
+type Plan struct {
+	// Rate is in tokens per second, Burst in tokens; both or neither ("unlimited").
+	Rate  float64 `json:"rate,omitempty"`
+	Burst int64   `json:"burst,omitempty"`
+	// DailyQuota is in tokens per UTC day; 0 or absent: unlimited.
+	DailyQuota int64 `json:"daily_quota,omitempty"`
+}
+
+// User is a client known by its API keys.
+type User struct {
+	Plan string `json:"plan,omitempty"`
+	// Admin exempts from every limit.
+	Admin bool `json:"admin,omitempty"`
+	// KeyHashes are SHA-256 digests of the user's API keys, in hex. Keys themselves are never configured.
+	KeyHashes []string `json:"key_hashes"`
+}
+
+// DefaultPlans are the plans that exist unless a policy redefines them.
+func DefaultPlans() map[string]Plan {
+	return map[string]Plan{
+		"free":       {Rate: 10, Burst: 20, DailyQuota: 10_000},
+		"starter":    {Rate: 50, Burst: 100, DailyQuota: 100_000},
+		"growth":     {Rate: 200, Burst: 500, DailyQuota: 1_000_000},
+		"enterprise": {Rate: 1000, Burst: 2000},
+	}
+}

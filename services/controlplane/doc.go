@@ -1,0 +1,2 @@
+// Package controlplane is one of the four services; see ARCHITECTURE.md.
+package controlplane

@@ -1,0 +1,2 @@
+// Package healthwatch is one of the four services; see ARCHITECTURE.md.
+package healthwatch

@@ -1,0 +1,2 @@
+// Package settler is one of the four services; see ARCHITECTURE.md.
+package settler
