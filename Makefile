@@ -1,0 +1,58 @@
+# `make help` lists the targets. Everything runs from the root of the checkout.
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+SERVICES := edge settler healthwatch controlplane
+# Arguments of `make run`, for instance: make run ARGS='--edge-addr 127.0.0.1:9000'
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help build run test race lint fuzz bench e2e images up down clean
+
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## Build static binaries of the four services and of aegis into bin/
+	@mkdir -p bin
+	@for s in $(SERVICES); do \
+		echo "bin/$$s"; \
+		CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/$$s ./services/$$s/cmd/$$s || exit 1; \
+	done
+	@echo bin/aegis
+	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/aegis ./cmd/aegis
+
+run: ## Run everything in one process: edge on :8080, controlplane on :8090, NATS on :4222 (ARGS='...')
+	@mkdir -p bin
+	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/aegis ./cmd/aegis
+	@exec bin/aegis up $(ARGS)
+
+test: ## Run the tests of every module but e2e, on a real Redis (no Docker needed)
+	@scripts/test.sh
+
+race: ## Run them with the race detector, where goroutines meet
+	@scripts/test.sh race
+
+lint: ## Formatting, vet, staticcheck, tidy modules, import rules, Lua, shell
+	@scripts/lint.sh
+
+fuzz: ## Run each fuzz target for FUZZTIME (10s)
+	@scripts/fuzz.sh
+
+bench: ## Run the benchmarks COUNT (6) times into .cache/bench.out, for benchstat
+	@scripts/bench.sh
+
+e2e: ## Test the whole stack in containers (needs Docker)
+	@scripts/e2e.sh
+
+images: ## Make the container images; base images that can't be pulled are made too
+	@scripts/images.sh
+
+up: ## Start the stack in containers (docker compose)
+	@scripts/images.sh
+	@docker compose -f deploy/compose.yaml up -d --wait
+
+down: ## Stop it and delete its volumes
+	@docker compose -f deploy/compose.yaml down -v
+
+clean: ## Delete what was built; data/ stays
+	@rm -rf bin .cache
