@@ -4,9 +4,11 @@ import "github.com/aegisrate/aegisrate/pkg/bucket"
 
 // Bounds of a policy document. They are checked on the way in and again by every edge.
 const (
-	MaxDocument = 1 << 20 // bytes of its JSON form
-	MaxRoutes   = 1000
-	MaxUsers    = 10_000
+	MaxDocument  = 1 << 20 // bytes of it as read, and of its JSON form
+	MaxRoutes    = 1000
+	MaxUpstreams = 256
+	MaxPlans     = 64
+	MaxUsers     = 10_000
 )
 
 // Policy is a whole configuration. Its JSON and YAML forms have the same keys;

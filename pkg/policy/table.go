@@ -1,6 +1,12 @@
 package policy
 
-import "github.com/aegisrate/aegisrate/pkg/bucket"
+import (
+	"crypto/sha256"
+	"net/url"
+	"time"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+)
 
 // Rules is a route ready to decide by.
 type Rules struct {
@@ -14,7 +20,7 @@ type Rules struct {
 	ExposeComputeCost            bool
 	MaxBodyBytes                 int64
 
-	// limits is what each plan's clients are held to; byUser has the users with an override of their own.
+	// limits is what each plan's clients are held to ("": no plan); byUser has the users with an override of their own.
 	limits map[string][]ScopedLimit
 	byUser map[string][]ScopedLimit
 }
@@ -33,4 +39,67 @@ type UserRules struct {
 	Name  string
 	Plan  string
 	Admin bool
+}
+
+// UpstreamRules is an upstream ready to be used.
+type UpstreamRules struct {
+	// URL is shared by all readers; it must not be changed.
+	URL              *url.URL
+	Timeout          time.Duration
+	TrustComputeCost bool
+	Health           HealthRules
+}
+
+// HealthRules is Health with its defaults, in integers: times in microseconds,
+// rates and multipliers in millionths. None is zero.
+type HealthRules struct {
+	SlowP95, FastP95     int64
+	ErrorRate, ClearRate int64
+	Floor                int64
+	// Decrease is a factor, Increase a summand.
+	Decrease, Increase int64
+	MinSamples, Window int
+	MaxAge             int64
+}
+
+// Table is a compiled policy. It is immutable and safe for concurrent use;
+// what its methods return is shared and must not be changed.
+type Table struct {
+	version   uint64
+	policy    Policy
+	routes    map[string]*Rules
+	hosts     map[string]paths
+	users     map[[sha256.Size]byte]UserRules
+	upstreams map[string]UpstreamRules
+}
+
+// Version is the config version that the table was compiled from.
+func (t *Table) Version() uint64 { return t.version }
+
+// Policy is what the table was compiled from, with its defaults.
+func (t *Table) Policy() Policy { return t.policy }
+
+// Route is the route of that name, or nil.
+func (t *Table) Route(name string) *Rules { return t.routes[name] }
+
+// User is the owner of the API key with that SHA-256 digest.
+func (t *Table) User(keyHash [sha256.Size]byte) (UserRules, bool) {
+	u, ok := t.users[keyHash]
+	return u, ok
+}
+
+// Upstreams are all upstreams by name.
+func (t *Table) Upstreams() map[string]UpstreamRules { return t.upstreams }
+
+// Limits is what a client is held to on a route, at most one per scope: the
+// route's limit, the plan's rate, the daily quota. An unknown client has the
+// anonymous plan. It is empty when nothing limits the client.
+func (t *Table) Limits(r *Rules, user UserRules, known bool) []ScopedLimit {
+	if !known {
+		return r.limits[t.policy.AnonymousPlan]
+	}
+	if limits, ok := r.byUser[user.Name]; ok {
+		return limits
+	}
+	return r.limits[user.Plan]
 }

@@ -1,0 +1,72 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+)
+
+// bound is what a number may be. Units are the document's: tokens, seconds, milliseconds, shares of 1.
+type bound struct {
+	min, max float64
+	// hint says what to write instead, where a 0 is likely meant to say something.
+	hint string
+}
+
+const quotaHint = "to refuse every request set deny: true, for no limit leave the quota out"
+
+// leastRate is a micro-token per second, and the least that a rate can be.
+const leastRate = 1.0 / bucket.One
+
+// bounds has every number of a policy by its key; no key has two meanings.
+var bounds = map[string]bound{
+	"timeout_seconds": {min: 0.001, max: 3600},
+
+	"slow_p95_ms":      {min: 1, max: 3_600_000},
+	"fast_p95_ms":      {min: 1, max: 3_600_000},
+	"error_rate":       {min: 0.001, max: 1},
+	"clear_error_rate": {min: 0.001, max: 1},
+	"floor":            {min: float64(bucket.FloorMultiplier) / bucket.One, max: 1},
+	"decrease":         {min: 0.01, max: 0.99},
+	"increase":         {min: 0.001, max: 1},
+	"min_samples":      {min: 1, max: 1000},
+	"window":           {min: 1, max: 1000},
+	"max_age_seconds":  {min: 1, max: 3600},
+
+	"cost":            {min: 0, max: bucket.MaxTokens},
+	"max_cost":        {min: leastRate, max: bucket.MaxTokens},
+	"cost_per_second": {min: 0, max: bucket.MaxTokens},
+	"max_body_bytes":  {min: 1, max: 1 << 40},
+
+	"capacity":       {min: 1, max: bucket.MaxTokens, hint: quotaHint},
+	"refill_rate":    {min: leastRate, max: bucket.MaxTokens, hint: quotaHint},
+	"sliding_limit":  {min: 1, max: bucket.MaxTokens, hint: quotaHint},
+	"window_seconds": {min: 1, max: bucket.MaxWindow, hint: quotaHint},
+	"max_debt":       {min: 1, max: bucket.MaxDebt / bucket.One, hint: "for the default, 10 × the limit, leave it out"},
+
+	"rate":        {min: leastRate, max: bucket.MaxTokens, hint: "for an unlimited rate leave rate and burst out"},
+	"burst":       {min: 1, max: bucket.MaxTokens, hint: "for an unlimited rate leave rate and burst out"},
+	"daily_quota": {min: 0, max: bucket.MaxTokens},
+}
+
+// problem says why x is out of bounds, or "".
+func (b bound) problem(x float64) string {
+	if x >= b.min && x <= b.max { // false for NaN too
+		return ""
+	}
+	p := fmt.Sprintf("must be a number from %s to %s", decimal(b.min), decimal(b.max))
+	if b.hint != "" {
+		p += "; " + b.hint
+	}
+	return p
+}
+
+// decimal writes x without an exponent.
+func decimal(x float64) string {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return strconv.FormatFloat(x, 'g', -1, 64)
+	}
+	return strconv.FormatFloat(x, 'f', -1, 64)
+}
