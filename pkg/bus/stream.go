@@ -1,0 +1,129 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/aegisrate/aegisrate/pkg/events"
+)
+
+// StreamState is what a stream holds.
+type StreamState struct {
+	// ID names this incarnation: a stream deleted and made anew has another.
+	ID string
+	// First and Last are sequences; an empty stream has First = Last+1, a new one 1 and 0
+	// or 0 and 0.
+	First uint64
+	Last  uint64
+	Msgs  uint64
+	Bytes uint64
+}
+
+// Provision creates the streams that are missing and updates the others. It is
+// idempotent, and several services may do it at once.
+func (b *Bus) Provision(ctx context.Context, streams []events.Stream) error {
+	for _, s := range streams {
+		if err := b.provision(ctx, s); err != nil {
+			return fmt.Errorf("provision stream %s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+func (b *Bus) provision(ctx context.Context, s events.Stream) error {
+	ctx, stop := b.call(ctx, s.Name)
+	defer stop()
+	cfg := jetstream.StreamConfig{
+		Name:              s.Name,
+		Description:       s.Description,
+		Subjects:          s.Subjects,
+		Storage:           jetstream.FileStorage,
+		Retention:         jetstream.LimitsPolicy,
+		Discard:           jetstream.DiscardOld,
+		MaxAge:            s.MaxAge,
+		MaxBytes:          unbounded(s.MaxBytes),
+		MaxMsgsPerSubject: unbounded(s.MaxPerSubject),
+		MaxMsgSize:        unbounded(s.MaxMessage),
+		Duplicates:        s.Dedup,
+		Replicas:          b.replicas,
+	}
+	if s.RefuseNew {
+		cfg.Discard = jetstream.DiscardNew
+	}
+	if _, err := b.js.CreateOrUpdateStream(ctx, cfg); err != nil {
+		return classify(ctx, err)
+	}
+	return nil
+}
+
+// unbounded gives a bound of zero the server's word for none.
+func unbounded[N int32 | int64](n N) N {
+	if n == 0 {
+		return -1
+	}
+	return n
+}
+
+// Stream gives the state of a stream.
+func (b *Bus) Stream(ctx context.Context, name string) (StreamState, error) {
+	ctx, stop := b.call(ctx, name)
+	defer stop()
+	s, err := b.js.Stream(ctx, name)
+	if err != nil {
+		return StreamState{}, fmt.Errorf("state of stream %s: %w", name, classify(ctx, err))
+	}
+	return stateOf(s.CachedInfo()), nil
+}
+
+func stateOf(info *jetstream.StreamInfo) StreamState {
+	return StreamState{
+		ID:    info.Created.UTC().Format(time.RFC3339Nano),
+		First: info.State.FirstSeq,
+		Last:  info.State.LastSeq,
+		Msgs:  info.State.Msgs,
+		Bytes: info.State.Bytes,
+	}
+}
+
+// Last gives the last message on subject, ErrNotFound where there is none.
+func (b *Bus) Last(ctx context.Context, stream, subject string) (Message, error) {
+	ctx, stop := b.call(ctx, stream)
+	defer stop()
+	s, err := b.js.Stream(ctx, stream)
+	if err != nil {
+		return Message{}, fmt.Errorf("last message on %s: %w", subject, classify(ctx, err))
+	}
+	m, err := s.GetLastMsgForSubject(ctx, subject)
+	if err != nil {
+		return Message{}, fmt.Errorf("last message on %s: %w", subject, classify(ctx, err))
+	}
+	return Message{Subject: m.Subject, Data: m.Data, Header: m.Header, Seq: m.Sequence, Time: m.Time}, nil
+}
+
+// Purge removes the messages of a stream whose sequence is below the given one.
+func (b *Bus) Purge(ctx context.Context, stream string, below uint64) error {
+	if below == 0 {
+		return errors.New("bus: purge below 0 would purge everything")
+	}
+	ctx, stop := b.call(ctx, stream)
+	defer stop()
+	s, err := b.js.Stream(ctx, stream)
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSequence(below))
+	}
+	if err != nil {
+		return fmt.Errorf("purge stream %s below %d: %w", stream, below, classify(ctx, err))
+	}
+	return nil
+}
+
+// call bounds a JetStream request about one stream, and ends it when the server denies it.
+func (b *Bus) call(ctx context.Context, stream string) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, stop := b.denials.watch(ctx, apiOf(stream))
+	return ctx, func() { stop(); cancel() }
+}
