@@ -34,7 +34,8 @@ type Store interface {
 	// Check decides one request against all its limits together: green charges every
 	// limit, yellow only the one with Spec.Grace, red none; with Shadow, yellow and red
 	// charge what is there, never below zero. A cost of 0 is a peek, which writes nothing.
-	// Its errors are ErrUnavailable, ErrUnknown and ErrState.
+	// Its errors are ErrUnavailable, ErrUnknown and ErrState; ErrInvalid for a call that
+	// breaks Check's documentation.
 	Check(ctx context.Context, c Check) (Decision, error)
 
 	// Settle applies what one stream message means for one shard, exactly once: see Settlement.
@@ -86,9 +87,8 @@ type LimitState struct {
 	Remaining int64
 	// Grace is what is left of the grace buffer, in micro-tokens.
 	Grace int64
-	// Wait is the time until Cost would be green by this limit, in microseconds; 0 if it is now.
-	// Where that can't be told exactly (sliding window) it is the earliest moment by which
-	// an otherwise idle client would be green.
+	// Wait is the time until Cost would be green by this limit if nothing more is charged, in
+	// microseconds; 0 if it is now, bucket.Never if Cost is above the capacity.
 	Wait int64
 	// Reset is the time until the limit is whole again if nothing more is charged, in microseconds.
 	Reset int64
@@ -97,7 +97,8 @@ type LimitState struct {
 	// Window is the window index or UTC day number charged; 0 for a token bucket.
 	Window int64
 	// Gen, Seq and Settled place the state in the bucket's history (docs/consistency.md):
-	// creation time, changes since creation, last stream sequence settled into it.
+	// creation time, changes since creation, last stream sequence settled into it. All are 0
+	// for a bucket that is not stored, being full.
 	Gen     int64
 	Seq     int64
 	Settled uint64

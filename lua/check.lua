@@ -1,0 +1,77 @@
+-- check: decides one request against up to four buckets of a client together, and charges them.
+--
+-- KEYS     the buckets, one per limit
+-- ARGV     cost (micro-tokens), shadow (0 or 1), then per limit a spec (lib/bucket.lua)
+-- Units    micro-tokens, microseconds, Unix microseconds
+-- Returns  tier (0 green, 1 yellow, 2 red), now, then per limit: its own tier, remaining, grace,
+--          wait (-1: never), reset, charged, grace charged, window, gen, seq, settled
+-- Errors   STATE <limit> <reason>: that bucket can't be read; nothing was changed
+-- Go twin  bucket.Decide; memstore.Store.Check
+--
+-- What is charged nothing is not written: a refill that was only looked at is still due.
+local GREEN, YELLOW, RED = 0, 1, 2
+
+local cost, shadow = tonumber(ARGV[1]), ARGV[2] == '1'
+local now = clock()
+
+local function tier_of(b)
+  if b.balance >= cost then
+    return GREEN
+  elseif b.spec.grace > 0 and b.balance >= 0 and b.balance + b.grace >= cost then
+    return YELLOW
+  end
+  return RED
+end
+
+-- charge_of(tier, b): what b pays, and what its grace pays, when the whole request is tier.
+local function charge_of(tier, b)
+  if tier == GREEN then
+    return cost, 0
+  elseif tier == YELLOW and b.tier == YELLOW then
+    local grace = min(b.grace, cost)
+    return cost - grace, grace
+  elseif shadow then
+    return min(cost, max(0, b.balance)), 0
+  end
+  return 0, 0
+end
+
+local buckets, tier = {}, GREEN
+for i, key in ipairs(KEYS) do
+  local spec = spec_at(3 + (i - 1) * SPEC)
+  local b, reason = load_bucket(key, spec, now)
+  if not b then
+    return redis.error_reply('STATE ' .. int(i - 1) .. ' ' .. reason)
+  end
+  b.current = spec.algorithm.at(b.state, spec, now)
+  b.balance, b.grace = spec.algorithm.balance(b.current, spec, now)
+  b.tier = tier_of(b)
+  tier = max(tier, b.tier)
+  buckets[i] = b
+end
+
+local reply = {int(tier), int(now)}
+local function answer(x)
+  reply[#reply + 1] = int(x)
+end
+for _, b in ipairs(buckets) do
+  local algorithm = b.spec.algorithm
+  local amount, grace = charge_of(tier, b)
+  if amount > 0 or grace > 0 then
+    b.state = algorithm.charge(b.current, amount, grace)
+    b.balance, b.grace = algorithm.balance(b.state, b.spec, now)
+    save_bucket(b, now)
+  end
+  answer(b.tier)
+  answer(b.balance)
+  answer(b.grace)
+  answer(cost > b.spec.capacity and NEVER or algorithm.wait(b.state, b.spec, cost, now))
+  answer(algorithm.wait(b.state, b.spec, b.spec.capacity, now))
+  answer(amount)
+  answer(grace)
+  answer(algorithm.window(b.current))
+  answer(b.gen)
+  answer(b.seq)
+  answer(b.settled)
+end
+return reply

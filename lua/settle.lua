@@ -1,0 +1,89 @@
+-- settle: applies one message of the response stream to one shard, exactly once.
+--
+-- KEYS     the shard's meta, then a bucket per item
+-- ARGV     stream, prev, seq, boot ('' advances the cursor only), n, oldest, then per item:
+--          a spec (lib/bucket.lua), delta (micro-tokens; negative gives back), window charged,
+--          time of the charge (Unix microseconds)
+-- Returns  status, cursor, then if applied per item: remaining, forgiven, gen, seq.
+--          lost: no epoch, or another stream's. rewind: the cursor is before prev. behind: it is at
+--          seq or later. Those changed nothing. duplicate: the boot's counter is at n or later;
+--          only the cursor advanced. applied: everything did
+-- Errors   STATE <item> <reason>: that bucket can't be read; nothing was changed
+-- Go twin  bucket.State.Settle; memstore.Store.Settle
+--
+-- Mark (cursor, counter b:<boot> = "<n>:<seq>") and effect are one step, and the mark does not
+-- expire: a settlement that is repeated finds it.
+local ITEM = SPEC + 3 -- arguments an item takes
+
+local meta = KEYS[1]
+local stream, boot = ARGV[1], ARGV[4]
+local prev, seq, n, oldest = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5]), tonumber(ARGV[6])
+
+local m = redis.call('HMGET', meta, 'epoch', 'stream', 'cursor', 'b:' .. boot)
+local cursor = tonumber(m[3] or '0')
+if not m[1] or m[2] ~= stream then
+  return {'lost', int(cursor)}
+elseif cursor < prev then
+  return {'rewind', int(cursor)}
+elseif seq <= cursor then
+  return {'behind', int(cursor)}
+end
+
+local now = clock()
+local status, items = 'applied', {}
+if boot ~= '' then
+  local counted = tonumber(string.match(m[4] or '0:0', '^(%d+):'))
+  if n <= counted then
+    status, n = 'duplicate', counted
+  else
+    local known = {} -- a bucket may have an item per window
+    for i = 2, #KEYS do
+      local at = 7 + (i - 2) * ITEM
+      local b = known[KEYS[i]]
+      if not b then
+        local spec, reason = spec_at(at), nil
+        b, reason = load_bucket(KEYS[i], spec, now)
+        if not b then
+          return redis.error_reply('STATE ' .. int(i - 2) .. ' ' .. reason)
+        end
+        b.due = b.settled < seq
+        known[KEYS[i]] = b
+      end
+      items[i - 1] = {bucket = b, delta = tonumber(ARGV[at + SPEC]), window = tonumber(ARGV[at + SPEC + 1]),
+        time = tonumber(ARGV[at + SPEC + 2])}
+    end
+  end
+end
+
+local reply = {status, int(seq)}
+for _, item in ipairs(items) do
+  local b, forgiven = item.bucket, 0
+  local algorithm, spec = b.spec.algorithm, b.spec
+  if b.due then
+    -- an absent bucket was full when it was charged
+    local state = b.absent and algorithm.full(spec, min(item.time, now)) or algorithm.at(b.state, spec, now)
+    state, forgiven = algorithm.settle(state, spec, item.delta, item.window)
+    b.state = algorithm.at(state, spec, now)
+    b.settled = seq
+    save_bucket(b, now)
+  end
+  reply[#reply + 1] = int((algorithm.balance(algorithm.at(b.state, spec, now), spec, now)))
+  reply[#reply + 1] = int(forgiven)
+  reply[#reply + 1] = int(b.gen)
+  reply[#reply + 1] = int(b.seq)
+end
+
+redis.call('HSET', meta, 'cursor', int(seq))
+if boot ~= '' then
+  redis.call('HSET', meta, 'b:' .. boot, int(n) .. ':' .. int(seq))
+end
+if oldest > 0 then
+  local flat = redis.call('HGETALL', meta)
+  for i = 1, #flat, 2 do
+    local last = string.match(flat[i + 1], ':(%d+)$')
+    if string.sub(flat[i], 1, 2) == 'b:' and tonumber(last) < oldest then
+      redis.call('HDEL', meta, flat[i])
+    end
+  end
+end
+return reply

@@ -1,0 +1,74 @@
+package redisstore
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"strconv"
+	"strings"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+)
+
+// formatVersion is written into a shard's meta when it begins. Another version there is refused.
+const formatVersion = 1
+
+// maxPart is the length to which a scope or a client id is readable in a key; what is longer is hashed.
+const maxPart = 64
+
+// bucketKey names a client's bucket. The hash tag is the client's shard, so that all of a
+// client's buckets share a slot.
+//
+//	ratelimit:tb:{<shard>}:<scope>:<id>
+//	ratelimit:sw:{<shard>}:<scope>:<id>
+//	ratelimit:day:{<shard>}:<id>
+func bucketKey(kind bucket.Kind, scope, client string) string {
+	tag := hashTag(store.ShardOf(client))
+	switch kind {
+	case bucket.SlidingWindow:
+		return "ratelimit:sw:" + tag + ":" + keyPart(scope) + ":" + keyPart(client)
+	case bucket.DailyQuota:
+		return "ratelimit:day:" + tag + ":" + keyPart(client)
+	default:
+		return "ratelimit:tb:" + tag + ":" + keyPart(scope) + ":" + keyPart(client)
+	}
+}
+
+// metaKey names a shard's settlement state.
+func metaKey(shard int) string { return "ratelimit:meta:" + hashTag(shard) }
+
+func hashTag(shard int) string { return "{" + strconv.Itoa(shard) + "}" }
+
+// keyPart makes any bytes a part of a key, so that distinct parts stay distinct: bytes that
+// are not letters, digits or one of "-_.@" are written as %XX, and what would then be longer than maxPart
+// is replaced by "~" and its SHA-256 in base64. No part contains a colon or a brace.
+func keyPart(part string) string {
+	const hex = "0123456789ABCDEF"
+	plain := true
+	for i := 0; i < len(part) && plain; i++ {
+		plain = isPlain(part[i])
+	}
+	if plain && len(part) <= maxPart {
+		return part
+	}
+	if len(part) <= maxPart {
+		var b strings.Builder
+		for i := 0; i < len(part); i++ {
+			if c := part[i]; isPlain(c) {
+				b.WriteByte(c)
+			} else {
+				b.Write([]byte{'%', hex[c>>4], hex[c&15]})
+			}
+		}
+		if b.Len() <= maxPart {
+			return b.String()
+		}
+	}
+	sum := sha256.Sum256([]byte(part))
+	return "~" + base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+func isPlain(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+		c == '-' || c == '_' || c == '.' || c == '@'
+}

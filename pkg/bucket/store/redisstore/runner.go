@@ -1,0 +1,108 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/aegisrate/aegisrate/lua"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+)
+
+// script is a script's text and the digest under which Redis keeps it.
+type script struct {
+	text, sha string
+}
+
+func loadScript(name string) (script, error) {
+	text, err := lua.Script(name)
+	if err != nil {
+		return script{}, err
+	}
+	return newScript(text), nil
+}
+
+func newScript(text string) script {
+	sum := sha1.Sum([]byte(text))
+	return script{text: text, sha: hex.EncodeToString(sum[:])}
+}
+
+// once is a command that no client repeats by itself, not even a cluster's.
+type once struct{ *redis.Cmd }
+
+func (once) NoRetry() bool { return true }
+
+// run runs a script by its digest, and by its text where Redis does not know it (a restart,
+// SCRIPT FLUSH): the refusal came before anything ran, so this repeats nothing.
+func (s *Store) run(ctx context.Context, sc script, keys []string, args []any) ([]any, error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%w: %w", store.ErrUnavailable, ctx.Err())
+	}
+	cmd := command(ctx, "evalsha", sc.sha, keys, args)
+	err := s.client.Process(ctx, cmd)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		cmd = command(ctx, "eval", sc.text, keys, args)
+		err = s.client.Process(ctx, cmd)
+	}
+	if err != nil {
+		return nil, storeError(err)
+	}
+	reply, err := cmd.Slice()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", store.ErrState, err)
+	}
+	return reply, nil
+}
+
+func command(ctx context.Context, name, script string, keys []string, args []any) once {
+	line := make([]any, 0, 3+len(keys)+len(args))
+	line = append(line, name, script, len(keys))
+	for _, k := range keys {
+		line = append(line, k)
+	}
+	cmd := redis.NewCmd(ctx, append(line, args...)...)
+	cmd.SetFirstKeyPos(3)
+	return once{cmd}
+}
+
+// refusals are the replies by which a server says that it did not run the command.
+var refusals = []string{
+	"OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF",
+	"BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "MOVED", "ASK", "ERR max number of clients",
+}
+
+// storeError says by store's errors what state a failed call leaves. All scripts read before
+// they write, so a reply that refuses a write or a type means that nothing was changed.
+func storeError(err error) error {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		text := reply.Error()
+		if rest, ok := strings.CutPrefix(text, "STATE "); ok {
+			index, reason, _ := strings.Cut(rest, " ")
+			i, _ := strconv.Atoi(index)
+			return &store.StateError{Index: i, Reason: reason}
+		}
+		for _, prefix := range refusals {
+			if strings.HasPrefix(text, prefix) {
+				return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+			}
+		}
+		if strings.HasPrefix(text, "WRONGTYPE") || strings.HasPrefix(text, "FORMAT") {
+			return fmt.Errorf("%w: %w", store.ErrState, err)
+		}
+		return fmt.Errorf("%w: %w", store.ErrUnknown, err)
+	}
+	var op *net.OpError
+	if errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed) ||
+		errors.As(err, &op) && op.Op == "dial" {
+		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+	}
+	return fmt.Errorf("%w: %w", store.ErrUnknown, err)
+}

@@ -1,0 +1,494 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+)
+
+// one is a token in micro-tokens.
+const one = bucket.One
+
+// Run runs the conformance suite. open gives each test an empty store on real time.
+func Run(t *testing.T, open func(t *testing.T) store.Store) {
+	t.Parallel()
+	for name, test := range map[string]func(t *testing.T, s store.Store){
+		"GreenUntilEmptyThenRed":      testGreenUntilEmpty,
+		"YellowSpendsGrace":           testYellow,
+		"PeekWritesNothing":           testPeek,
+		"AllOrNothing":                testAllOrNothing,
+		"YellowChargesOnlyItsLimit":   testYellowChargesOnlyItsLimit,
+		"Shadow":                      testShadow,
+		"CostAboveCapacity":           testCostAboveCapacity,
+		"LoweredCapacityCutsBalance":  testLoweredCapacity,
+		"SlidingWindow":               testSlidingWindow,
+		"DailyQuota":                  testDailyQuota,
+		"Refill":                      testRefill,
+		"KeysApart":                   testKeysApart,
+		"InvalidCalls":                testInvalid,
+		"ParallelCallsDoNotOverspend": testParallel,
+		"Meta":                        testMeta,
+		"SettleStatuses":              testSettleStatuses,
+		"SettleMovesBuckets":          testSettleBuckets,
+		"SettleForgives":              testSettleForgives,
+		"SettleOncePerBucket":         testSettleOncePerBucket,
+		"SettlePrunesBoots":           testSettlePrunesBoots,
+		"CancelledContext":            testCancelled,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, open(t))
+		})
+	}
+}
+
+// still is a bucket that does not refill while a test runs: a micro-token a second.
+func still(capacity int64) bucket.Spec {
+	return bucket.Spec{Kind: bucket.TokenBucket, Capacity: capacity * one, Rate: 1, SlowestRate: 1, MaxDebt: 10 * capacity * one}
+}
+
+func withGrace(s bucket.Spec, grace int64) bucket.Spec {
+	s.Grace = grace * one
+	return s
+}
+
+func sliding(limit, window int64) bucket.Spec {
+	return bucket.Spec{Kind: bucket.SlidingWindow, Capacity: limit * one, Window: window, MaxDebt: 10 * limit * one}
+}
+
+func daily(quota int64) bucket.Spec {
+	return bucket.Spec{Kind: bucket.DailyQuota, Capacity: quota * one, MaxDebt: 10 * quota * one}
+}
+
+func limit(scope string, spec bucket.Spec) store.Limit { return store.Limit{Scope: scope, Spec: spec} }
+
+func check(t *testing.T, s store.Store, client string, cost int64, limits ...store.Limit) store.Decision {
+	t.Helper()
+	return decide(t, s, store.Check{Client: client, Cost: cost, Limits: limits})
+}
+
+// decide checks, with a generous deadline of the test's own, and checks the answer's form.
+func decide(t *testing.T, s store.Store, c store.Check) store.Decision {
+	t.Helper()
+	d, err := s.Check(t.Context(), c)
+	if err != nil {
+		t.Fatalf("check %+v: %v", c, err)
+	}
+	if len(d.Limits) != len(c.Limits) || d.Now <= 0 {
+		t.Fatalf("check %+v: %d limits answered at %d", c, len(d.Limits), d.Now)
+	}
+	return d
+}
+
+// near fails unless got is within the refill of a minute at still's rate below or above want.
+func near(t *testing.T, what string, got, want int64) {
+	t.Helper()
+	if diff := got - want; diff < -100 || diff > 100 {
+		t.Errorf("%s: %d, want %d", what, got, want)
+	}
+}
+
+func equal[T any](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func testGreenUntilEmpty(t *testing.T, s store.Store) {
+	for i := range int64(3) {
+		d := check(t, s, "c", one, limit("r", still(3)))
+		equal(t, "tier", d.Tier, bucket.Green)
+		near(t, "remaining", d.Limits[0].Remaining, (2-i)*one)
+		equal(t, "charged", d.Limits[0].Charged, one)
+		equal(t, "seq", d.Limits[0].Seq, i+1)
+	}
+	d := check(t, s, "c", one, limit("r", still(3)))
+	equal(t, "tier", d.Tier, bucket.Red)
+	equal(t, "charged", d.Limits[0].Charged, 0)
+	equal(t, "seq", d.Limits[0].Seq, 3)
+	near(t, "wait in seconds", d.Limits[0].Wait/1e6, one)
+	if d.Limits[0].Gen == 0 || d.Limits[0].Gen > d.Now {
+		t.Errorf("gen %d at %d", d.Limits[0].Gen, d.Now)
+	}
+}
+
+func testYellow(t *testing.T, s store.Store) {
+	l := limit("r", withGrace(still(5), 2))
+	check(t, s, "c", 5*one-one/2, l) // half a token is left
+	d := check(t, s, "c", one, l)
+	equal(t, "tier", d.Tier, bucket.Yellow)
+	equal(t, "charged", d.Limits[0].Charged, 0)
+	equal(t, "grace charged", d.Limits[0].GraceCharged, one)
+	d = check(t, s, "c", one+one/4, l) // grace has 1, the balance pays the quarter
+	equal(t, "tier", d.Tier, bucket.Yellow)
+	near(t, "charged", d.Limits[0].Charged, one/4)
+	near(t, "grace", d.Limits[0].Grace, 0)
+	equal(t, "tier", check(t, s, "c", one, l).Tier, bucket.Red)
+}
+
+func testPeek(t *testing.T, s store.Store) {
+	l := limit("r", withGrace(still(5), 1))
+	d := check(t, s, "c", 0, l)
+	want := store.LimitState{Tier: bucket.Green, Remaining: 5 * one, Grace: one}
+	equal(t, "absent bucket", d.Limits[0], want)
+	check(t, s, "c", 2*one, l)
+	check(t, s, "c", 0, l)
+	d = check(t, s, "c", 0, l)
+	near(t, "remaining", d.Limits[0].Remaining, 3*one)
+	equal(t, "seq", d.Limits[0].Seq, 1)
+}
+
+func testAllOrNothing(t *testing.T, s store.Store) {
+	route, plan, quota := limit("r", withGrace(still(10), 2)), limit(bucket.ScopePlan, still(2)), limit(bucket.ScopeDay, daily(100))
+	for range 2 {
+		equal(t, "tier", check(t, s, "c", one, route, plan, quota).Tier, bucket.Green)
+	}
+	d := check(t, s, "c", one, route, plan, quota)
+	equal(t, "tier", d.Tier, bucket.Red)
+	equal(t, "own tiers", []bucket.Tier{d.Limits[0].Tier, d.Limits[1].Tier, d.Limits[2].Tier}, []bucket.Tier{bucket.Green, bucket.Red, bucket.Green})
+	near(t, "route", d.Limits[0].Remaining, 8*one)
+	near(t, "plan", d.Limits[1].Remaining, 0)
+	equal(t, "quota", d.Limits[2].Remaining, 98*one)
+	for i, l := range d.Limits {
+		equal(t, fmt.Sprintf("charged %d", i), l.Charged+l.GraceCharged, 0)
+		equal(t, fmt.Sprintf("seq %d", i), l.Seq, 2)
+	}
+}
+
+func testYellowChargesOnlyItsLimit(t *testing.T, s store.Store) {
+	route, plan := limit("r", withGrace(still(5), 1)), limit(bucket.ScopePlan, still(20))
+	check(t, s, "c", 5*one, route, plan)
+	d := check(t, s, "c", one, route, plan)
+	equal(t, "tier", d.Tier, bucket.Yellow)
+	equal(t, "route's grace", d.Limits[0].GraceCharged, one)
+	equal(t, "plan charged", d.Limits[1].Charged, 0)
+	near(t, "plan", d.Limits[1].Remaining, 15*one)
+}
+
+func testShadow(t *testing.T, s store.Store) {
+	route, plan := limit("r", withGrace(still(5), 1)), limit(bucket.ScopePlan, still(8))
+	shadow := func(cost int64) store.Decision {
+		t.Helper()
+		return decide(t, s, store.Check{Client: "c", Cost: cost, Shadow: true, Limits: []store.Limit{route, plan}})
+	}
+	shadow(5 * one)
+	d := shadow(one) // yellow: grace pays for the route, the plan pays too
+	equal(t, "tier", d.Tier, bucket.Yellow)
+	equal(t, "grace charged", d.Limits[0].GraceCharged, one)
+	equal(t, "plan charged", d.Limits[1].Charged, one)
+	d = shadow(3 * one) // red: what is there
+	equal(t, "tier", d.Tier, bucket.Red)
+	near(t, "route charged", d.Limits[0].Charged, 0)
+	near(t, "plan charged", d.Limits[1].Charged, 2*one)
+	near(t, "plan", d.Limits[1].Remaining, 0)
+}
+
+func testCostAboveCapacity(t *testing.T, s store.Store) {
+	for _, spec := range []bucket.Spec{still(3), sliding(3, 60)} {
+		d := check(t, s, "c", 4*one, limit(string(spec.Kind[:2]), spec))
+		equal(t, "tier", d.Tier, bucket.Red)
+		equal(t, "wait", d.Limits[0].Wait, bucket.Never)
+		equal(t, "remaining", d.Limits[0].Remaining, 3*one)
+		equal(t, "seq", d.Limits[0].Seq, 0)
+	}
+}
+
+func testLoweredCapacity(t *testing.T, s store.Store) {
+	check(t, s, "c", one, limit("r", still(1000)))
+	d := check(t, s, "c", 0, limit("r", still(10)))
+	equal(t, "remaining", d.Limits[0].Remaining, 10*one)
+	for range 10 {
+		equal(t, "tier", check(t, s, "c", one, limit("r", still(10))).Tier, bucket.Green)
+	}
+	equal(t, "tier", check(t, s, "c", one, limit("r", still(10))).Tier, bucket.Red)
+}
+
+func testSlidingWindow(t *testing.T, s store.Store) {
+	l := limit("r", sliding(5, 7*24*3600)) // hardly ever crosses a boundary
+	for i := range int64(5) {
+		d := check(t, s, "c", one, l)
+		equal(t, "tier", d.Tier, bucket.Green)
+		equal(t, "remaining", d.Limits[0].Remaining, (4-i)*one)
+		equal(t, "window", d.Limits[0].Window, d.Now/(7*24*3600*1e6))
+	}
+	d := check(t, s, "c", one, l)
+	equal(t, "tier", d.Tier, bucket.Red)
+	if d.Limits[0].Wait <= 0 || d.Limits[0].Reset < d.Limits[0].Wait || d.Limits[0].Reset > 2*7*24*3600*1e6 {
+		t.Errorf("wait %d, reset %d", d.Limits[0].Wait, d.Limits[0].Reset)
+	}
+}
+
+func testDailyQuota(t *testing.T, s store.Store) {
+	l := limit(bucket.ScopeDay, daily(2))
+	check(t, s, "c", one, l)
+	d := check(t, s, "c", one, l)
+	equal(t, "tier", d.Tier, bucket.Green)
+	equal(t, "window", d.Limits[0].Window, d.Now/86_400e6)
+	d = check(t, s, "c", one, l)
+	equal(t, "tier", d.Tier, bucket.Red)
+	untilMidnight := (d.Now/86_400e6+1)*86_400e6 - d.Now
+	equal(t, "wait", d.Limits[0].Wait, untilMidnight)
+	equal(t, "reset", d.Limits[0].Reset, untilMidnight)
+}
+
+func testRefill(t *testing.T, s store.Store) {
+	spec := bucket.Spec{Kind: bucket.TokenBucket, Capacity: 100 * one, Rate: 1000 * one, SlowestRate: 200 * one}
+	start := check(t, s, "c", 100*one, limit("r", spec))
+	for {
+		d := check(t, s, "c", 0, limit("r", spec))
+		want := min(100*one, start.Limits[0].Remaining+(d.Now-start.Now)*1000)
+		if d.Limits[0].Remaining != want {
+			t.Fatalf("after %d µs: %d, want %d", d.Now-start.Now, d.Limits[0].Remaining, want)
+		}
+		if want == 100*one {
+			break
+		}
+	}
+}
+
+func testKeysApart(t *testing.T, s store.Store) {
+	names := []string{"", " ", "a", "a:b", "a b", "a\nb", "a{b}", "a%3Ab", "a%3a", "a:", ":a", "é", "\xff", "~", "A",
+		strings.Repeat("x", 10_000), strings.Repeat("x", 10_000) + "y"}
+	for _, scope := range names[1:] {
+		for _, client := range names {
+			d := check(t, s, client, one, limit(scope, still(2)))
+			if d.Limits[0].Seq != 1 {
+				t.Errorf("scope %.20q, client %.20q shares another's bucket", scope, client)
+			}
+		}
+	}
+	check(t, s, "x", one, limit("r1", still(2)), limit("r2", still(2))) // two scopes, one slot
+}
+
+func testInvalid(t *testing.T, s store.Store) {
+	ok := limit("r", still(5))
+	for name, c := range map[string]store.Check{
+		"no limits":     {Client: "c", Cost: one},
+		"many limits":   {Client: "c", Limits: []store.Limit{limit("a", still(1)), limit("b", still(1)), limit("c", still(1)), limit("d", still(1)), limit("e", still(1))}},
+		"negative cost": {Client: "c", Cost: -1, Limits: []store.Limit{ok}},
+		"huge cost":     {Client: "c", Cost: bucket.MaxMicro + 1, Limits: []store.Limit{ok}},
+		"twice":         {Client: "c", Limits: []store.Limit{ok, ok}},
+		"bad spec":      {Client: "c", Limits: []store.Limit{limit("r", bucket.Spec{})}},
+		"two graces":    {Client: "c", Limits: []store.Limit{limit("a", withGrace(still(5), 1)), limit("b", withGrace(still(5), 1))}},
+		"day's scope":   {Client: "c", Limits: []store.Limit{limit("r", daily(5))}},
+	} {
+		if _, err := s.Check(t.Context(), c); !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := s.Meta(t.Context(), store.Shards); !errors.Is(err, store.ErrInvalid) {
+		t.Errorf("shard out of range: %v", err)
+	}
+	_, err := s.Settle(t.Context(), store.Settlement{Shard: (store.ShardOf("c") + 1) % store.Shards, Stream: "s", Seq: 1, Boot: "b", N: 1,
+		Items: []store.Item{{Client: "c", Scope: "r", Spec: still(5), Delta: 1}}})
+	if !errors.Is(err, store.ErrInvalid) {
+		t.Errorf("item of another shard: %v", err)
+	}
+}
+
+// Case 16: budget 100, 5 parallel calls of 50, each settled to 150.
+func testParallel(t *testing.T, s store.Store) {
+	l := limit("r", still(100))
+	shard := begin(t, s, "c")
+	var (
+		wg       sync.WaitGroup
+		mu       sync.Mutex
+		admitted int
+	)
+	for range 5 {
+		wg.Go(func() {
+			d, err := s.Check(t.Context(), store.Check{Client: "c", Cost: 50 * one, Limits: []store.Limit{l}})
+			if err != nil {
+				t.Error(err)
+			} else if d.Tier == bucket.Green {
+				mu.Lock()
+				admitted++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	equal(t, "admitted", admitted, 2)
+	for seq := range uint64(2) {
+		settle(t, s, store.Settlement{Shard: shard, Stream: "s", Seq: seq + 1, Boot: "b", N: seq + 1,
+			Items: []store.Item{{Client: "c", Scope: "r", Spec: l.Spec, Delta: 100 * one}}}, store.Applied)
+	}
+	d := check(t, s, "c", one, l)
+	equal(t, "tier", d.Tier, bucket.Red)
+	near(t, "remaining", d.Limits[0].Remaining, -200*one)
+}
+
+// begin gives the client's shard an epoch of stream "s" at cursor 0.
+func begin(t *testing.T, s store.Store, client string) int {
+	t.Helper()
+	shard := store.ShardOf(client)
+	if _, err := s.Begin(t.Context(), shard, "s", 0); err != nil {
+		t.Fatal(err)
+	}
+	return shard
+}
+
+func settle(t *testing.T, s store.Store, st store.Settlement, want store.SettleStatus) store.Settled {
+	t.Helper()
+	got, err := s.Settle(t.Context(), st)
+	if err != nil {
+		t.Fatalf("settle %+v: %v", st, err)
+	}
+	if got.Status != want {
+		t.Fatalf("settle %+v: %s, want %s", st, got.Status, want)
+	}
+	return got
+}
+
+func testMeta(t *testing.T, s store.Store) {
+	m, err := s.Meta(t.Context(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "meta of an untouched shard", m, store.Meta{})
+	first, err := s.Begin(t.Context(), 7, "stream-1", 42)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Epoch == "" || first.Stream != "stream-1" || first.Cursor != 42 {
+		t.Errorf("begun: %+v", first)
+	}
+	again, err := s.Begin(t.Context(), 7, "stream-2", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "second begin", again, first)
+	m, err = s.Meta(t.Context(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "meta", m, first)
+	if other, err := s.Meta(t.Context(), 8); err != nil || other != (store.Meta{}) {
+		t.Errorf("another shard: %+v, %v", other, err)
+	}
+}
+
+func testSettleStatuses(t *testing.T, s store.Store) {
+	l := limit("r", still(100))
+	shard := store.ShardOf("c")
+	item := []store.Item{{Client: "c", Scope: "r", Spec: l.Spec, Delta: 10 * one}}
+	at := func(prev, seq uint64, boot string, n uint64) store.Settlement {
+		return store.Settlement{Shard: shard, Stream: "s", Prev: prev, Seq: seq, Boot: boot, N: n, Items: item}
+	}
+	check(t, s, "c", one, l)
+	settle(t, s, at(0, 1, "b", 1), store.Lost)
+	begin(t, s, "c")
+	other := at(0, 1, "b", 1)
+	other.Stream = "another"
+	settle(t, s, other, store.Lost)
+	equal(t, "applied", settle(t, s, at(0, 5, "b", 1), store.Applied).Cursor, 5)
+	equal(t, "the same again", settle(t, s, at(0, 5, "b", 1), store.Behind).Cursor, 5)
+	equal(t, "republished", settle(t, s, at(5, 6, "b", 1), store.Duplicate).Cursor, 6)
+	equal(t, "before the cursor", settle(t, s, at(0, 3, "b2", 1), store.Behind).Cursor, 6)
+	equal(t, "store gone back", settle(t, s, at(9, 10, "b", 2), store.Rewind).Cursor, 6)
+	equal(t, "another boot", settle(t, s, at(6, 7, "b2", 1), store.Applied).Cursor, 7)
+	idle := store.Settlement{Shard: shard, Stream: "s", Prev: 7, Seq: 20}
+	equal(t, "idle", settle(t, s, idle, store.Applied), store.Settled{Status: store.Applied, Cursor: 20})
+	near(t, "remaining", check(t, s, "c", 0, l).Limits[0].Remaining, (100-1-20)*one)
+	m, err := s.Meta(t.Context(), shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "cursor", m.Cursor, 20)
+}
+
+func testSettleBuckets(t *testing.T, s store.Store) {
+	shard := begin(t, s, "c")
+	token, window, quota := limit("t", still(100)), limit("w", sliding(100, 7*24*3600)), limit(bucket.ScopeDay, daily(100))
+	d := check(t, s, "c", 10*one, token, window, quota)
+	items := func(delta int64) []store.Item {
+		var out []store.Item
+		for i, l := range []store.Limit{token, window, quota} {
+			out = append(out, store.Item{Client: "c", Scope: l.Scope, Spec: l.Spec, Delta: delta, Window: d.Limits[i].Window, Time: d.Now})
+		}
+		return out
+	}
+	st := store.Settlement{Shard: shard, Stream: "s", Seq: 1, Boot: "b", N: 1, Items: items(120 * one)}
+	for i, it := range settle(t, s, st, store.Applied).Items {
+		near(t, "remaining after a debit", it.Remaining, -30*one)
+		equal(t, "seq", it.Seq, 2)
+		equal(t, "gen", it.Gen, d.Limits[i].Gen)
+	}
+	red := check(t, s, "c", one, token, window, quota)
+	equal(t, "tier", red.Tier, bucket.Red)
+	for i, l := range red.Limits {
+		equal(t, "own tier", l.Tier, bucket.Red)
+		near(t, "remaining", l.Remaining, -30*one)
+		equal(t, fmt.Sprintf("settled %d", i), l.Settled, 1)
+	}
+	st = store.Settlement{Shard: shard, Stream: "s", Prev: 1, Seq: 2, Boot: "b", N: 2, Items: items(-1000 * one)}
+	for _, it := range settle(t, s, st, store.Applied).Items {
+		near(t, "remaining after a refund", it.Remaining, 100*one)
+	}
+	// A bucket nobody has charged since it was full is charged when it was, and refilled since.
+	spec := bucket.Spec{Kind: bucket.TokenBucket, Capacity: 10 * one, Rate: one, SlowestRate: one / 5, MaxDebt: 100 * one}
+	absent := store.Settlement{Shard: shard, Stream: "s", Prev: 2, Seq: 3, Boot: "b", N: 3,
+		Items: []store.Item{{Client: "c", Scope: "absent", Spec: spec, Delta: 50 * one, Time: d.Now - 30e6}}}
+	before := check(t, s, "c", 0, limit("other", spec)).Now
+	got := settle(t, s, absent, store.Applied).Items[0].Remaining
+	if least := -40*one + (before - d.Now + 30e6); got < least || got > least+60*one {
+		t.Errorf("absent bucket: %d, want a little above %d", got, least)
+	}
+}
+
+func testSettleForgives(t *testing.T, s store.Store) {
+	shard := begin(t, s, "c")
+	spec := still(10)
+	spec.MaxDebt = 20 * one
+	got := settle(t, s, store.Settlement{Shard: shard, Stream: "s", Seq: 1, Boot: "b", N: 1,
+		Items: []store.Item{{Client: "c", Scope: "r", Spec: spec, Delta: 50 * one, Time: 1 << 52}}}, store.Applied)
+	near(t, "remaining", got.Items[0].Remaining, -20*one)
+	near(t, "forgiven", got.Items[0].Forgiven, 20*one)
+	d := check(t, s, "c", one, limit("r", spec))
+	equal(t, "tier", d.Tier, bucket.Red)
+	near(t, "wait in seconds", d.Limits[0].Wait/1e6, 21*one)
+}
+
+// A bucket that a later sequence has been settled into takes no earlier one, whatever the cursor.
+func testSettleOncePerBucket(t *testing.T, s store.Store) {
+	shard := begin(t, s, "c")
+	index := check(t, s, "c", one, limit("w", sliding(100, 7*24*3600))).Limits[0].Window
+	item := func(window, delta int64) store.Item {
+		return store.Item{Client: "c", Scope: "w", Spec: sliding(100, 7*24*3600), Delta: delta, Window: window}
+	}
+	// Two windows of one bucket in one settlement: both count, each once.
+	got := settle(t, s, store.Settlement{Shard: shard, Stream: "s", Seq: 9, Boot: "b", N: 1,
+		Items: []store.Item{item(index, 4*one), item(index-1, 0)}}, store.Applied)
+	equal(t, "remaining", got.Items[1].Remaining, 95*one)
+	equal(t, "seq", got.Items[1].Seq, 3)
+}
+
+func testSettlePrunesBoots(t *testing.T, s store.Store) {
+	shard := begin(t, s, "c")
+	settle(t, s, store.Settlement{Shard: shard, Stream: "s", Seq: 1, Boot: "old", N: 7}, store.Applied)
+	settle(t, s, store.Settlement{Shard: shard, Stream: "s", Seq: 2, Boot: "kept", N: 7}, store.Applied)
+	settle(t, s, store.Settlement{Shard: shard, Stream: "s", Seq: 3, Boot: "new", N: 1, Oldest: 2}, store.Applied)
+	settle(t, s, store.Settlement{Shard: shard, Stream: "s", Seq: 4, Boot: "kept", N: 7}, store.Duplicate)
+	settle(t, s, store.Settlement{Shard: shard, Stream: "s", Seq: 5, Boot: "old", N: 7}, store.Applied)
+}
+
+func testCancelled(t *testing.T, s store.Store) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Check(ctx, store.Check{Client: "c", Cost: one, Limits: []store.Limit{limit("r", still(1))}}); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("check: %v", err)
+	}
+	if _, err := s.Settle(ctx, store.Settlement{Stream: "s", Seq: 1}); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("settle: %v", err)
+	}
+	equal(t, "tier", check(t, s, "c", one, limit("r", still(1))).Tier, bucket.Green)
+}
