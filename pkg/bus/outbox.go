@@ -58,8 +58,8 @@ type Outbox[T any] struct {
 
 	turn    chan struct{} // held by whoever publishes: Run, then Close
 	closing chan struct{}
-	n       uint64        // of the last batch sealed; with flight guarded by turn
-	flight  *sealed       // the batch in flight; it is the head of queue
+	n       uint64  // of the last batch sealed; with flight guarded by turn
+	flight  *sealed // the batch in flight; it is the head of queue
 	lossNag nag
 	failNag nag
 }
