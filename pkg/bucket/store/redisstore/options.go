@@ -3,32 +3,38 @@ package redisstore
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Options says where Redis is and how long to wait for it. Zero values of the sizes and
-// timeouts stand for the defaults.
+// Options says where Redis is and how long to wait for it. Its tags are kong's. Zero
+// values of the sizes and timeouts stand for the defaults.
 type Options struct {
 	// Addrs is one server's host:port, or the sentinels' (with Master), or some of a cluster's nodes' (with Cluster).
-	Addrs []string
+	Addrs []string `name:"redis-addr" env:"AEGIS_REDIS_ADDR" default:"127.0.0.1:6379" help:"Redis at host:port; of sentinels or cluster nodes, comma separated."`
 	// Master is the name under which the sentinels know the master.
-	Master string
+	Master string `name:"redis-sentinel-master" env:"AEGIS_REDIS_SENTINEL_MASTER" help:"Name of the master, where the addresses are sentinels."`
 	// Cluster says that Addrs are nodes of a Redis Cluster.
-	Cluster            bool
-	Username, Password string
+	Cluster      bool   `name:"redis-cluster" env:"AEGIS_REDIS_CLUSTER" help:"The addresses are nodes of a Redis Cluster."`
+	Username     string `name:"redis-username" env:"AEGIS_REDIS_USERNAME" help:"Redis user."`
+	Password     string `name:"redis-password" env:"AEGIS_REDIS_PASSWORD" help:"Redis password."`
+	PasswordFile string `name:"redis-password-file" env:"AEGIS_REDIS_PASSWORD_FILE" type:"path" help:"File holding the Redis password, read once at the start."`
 	// SentinelUsername and SentinelPassword are for the sentinels themselves.
-	SentinelUsername, SentinelPassword string
+	SentinelUsername string `name:"redis-sentinel-username" env:"AEGIS_REDIS_SENTINEL_USERNAME" help:"User of the sentinels."`
+	SentinelPassword string `name:"redis-sentinel-password" env:"AEGIS_REDIS_SENTINEL_PASSWORD" help:"Password of the sentinels."`
 
 	// PoolSize bounds the connections to each node, all of them kept open. Default 16.
-	PoolSize int
+	PoolSize int `name:"redis-pool-size" env:"AEGIS_REDIS_POOL_SIZE" default:"16" help:"Connections to each Redis node."`
 	// Timeout bounds each read and each write of a call. Default 20 ms.
-	Timeout time.Duration
+	Timeout time.Duration `name:"redis-timeout" env:"AEGIS_REDIS_TIMEOUT" default:"20ms" help:"Bound on each read and write; a debit that takes longer counts as charged."`
 	// PoolTimeout bounds the wait for a free connection. Default 10 ms.
-	PoolTimeout time.Duration
+	PoolTimeout time.Duration `name:"redis-pool-timeout" env:"AEGIS_REDIS_POOL_TIMEOUT" default:"10ms" help:"Bound on the wait for a free connection."`
 	// DialTimeout bounds the opening of a connection. Default 200 ms.
-	DialTimeout time.Duration
+	DialTimeout time.Duration `name:"redis-dial-timeout" env:"AEGIS_REDIS_DIAL_TIMEOUT" default:"200ms" help:"Bound on the opening of a connection."`
 }
 
 // Validate reports the first option that is missing or contradicts another.
@@ -40,10 +46,25 @@ func (o Options) Validate() error {
 		return errors.New("redis: both cluster and a sentinel master are set: choose one")
 	case len(o.Addrs) > 1 && !o.Cluster && o.Master == "":
 		return errors.New("redis: several addresses: set cluster, or the sentinel master's name")
+	case o.Password != "" && o.PasswordFile != "":
+		return errors.New("redis-password, redis-password-file: set one of them, not both")
 	case o.PoolSize < 0 || o.Timeout < 0 || o.PoolTimeout < 0 || o.DialTimeout < 0:
 		return errors.New("redis: pool size and timeouts must not be negative")
 	}
 	return nil
+}
+
+// withPassword is o with its password read from the file, if it names one.
+func (o Options) withPassword() (Options, error) {
+	if o.PasswordFile == "" {
+		return o, nil
+	}
+	data, err := os.ReadFile(o.PasswordFile)
+	if err != nil {
+		return o, fmt.Errorf("redis-password-file: %w", err)
+	}
+	o.Password, o.PasswordFile = strings.TrimRight(string(data), "\r\n"), ""
+	return o, nil
 }
 
 // dial makes a client with a pool of its own, of poolSize connections to each node. It does not

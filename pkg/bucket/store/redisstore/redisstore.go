@@ -29,6 +29,10 @@ func New(o Options) (*Store, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	o, err := o.withPassword()
+	if err != nil {
+		return nil, err
+	}
 	s := &Store{}
 	for name, sc := range map[string]*script{"check": &s.check, "settle": &s.settle, "begin": &s.begin} {
 		var err error
