@@ -308,6 +308,10 @@ func fromYAML(y ast.Node, path string, depth int) (*node, error) {
 	case *ast.BoolNode:
 		return scalar(isBool, strconv.FormatBool(y.Value))
 	case *ast.StringNode:
+		// The parser takes some numbers for plain text: 1e-7, or what no float64 holds.
+		if y.Token.Type == token.StringType && numberForm.MatchString(y.Value) {
+			return scalar(isNumber, y.Value)
+		}
 		return scalar(isText, y.Value)
 	case *ast.LiteralNode:
 		return scalar(isText, y.Value.Value)

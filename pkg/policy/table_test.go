@@ -1,0 +1,214 @@
+package policy_test
+
+import (
+	"crypto/sha256"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/policy"
+)
+
+func mustCompile(t testing.TB, doc string) *policy.Table {
+	t.Helper()
+	p, err := policy.Parse([]byte(doc))
+	if err != nil {
+		t.Fatalf("Parse: %v", err)
+	}
+	table, err := policy.Compile(p, 7)
+	if err != nil {
+		t.Fatalf("Compile: %v", err)
+	}
+	return table
+}
+
+const matching = base + `
+routes:
+  root: {path: /, upstream: u, methods: [GET]}
+  api: {path: /api, upstream: u}
+  write: {path: /api, upstream: u, methods: [POST, PUT]}
+  deep: {path: /api/v1/users, upstream: u, methods: [GET]}
+  host: {path: /, host: shop.example.com, upstream: u, methods: [GET, PUT]}
+  hostapi: {path: /api/v1, host: Shop.example.com, upstream: u}
+  six: {path: /six, host: "::1", upstream: u}
+`
+
+func TestMatch(t *testing.T) {
+	t.Parallel()
+	table := mustCompile(t, matching)
+	for _, c := range []struct{ method, host, path, want string }{
+		{"GET", "any", "/", "root"},
+		{"GET", "any", "", "root"},
+		{"GET", "any", "*", "root"},
+		{"GET", "any", "/apix", "root"},
+		{"POST", "any", "/apix", ""},
+		{"GET", "any", "/api", "api"},
+		{"GET", "any", "/api/", "api"},
+		{"POST", "any", "/api/x", "write"},
+		{"post", "any", "/api/x", "api"},
+		{"GET", "any", "/api/v1/users", "deep"},
+		{"GET", "any", "/api/v1/users/1/2/3/4/5", "deep"},
+		{"GET", "any", "/api/v1/usersx", "api"},
+		{"PUT", "any", "/api/v1/users", "write"},
+		{"GET", "any", "//api//v1/./users/../users", "deep"},
+		{"GET", "any", "/api/../../..", "root"},
+		{"GET", "any", "/API", "root"},
+		{"GET", "shop.example.com", "/", "host"},
+		{"GET", "SHOP.example.COM:8080", "/else", "host"},
+		{"GET", "shop.example.com.", "/else", "host"},
+		{"DELETE", "shop.example.com", "/api/v1/x", "hostapi"},
+		{"GET", "shop.example.com", "/api", "host"}, // the host goes before the longer path
+		{"DELETE", "shop.example.com", "/api", "api"},
+		{"DELETE", "shop.example.com", "/", ""},
+		{"GET", "[::1]:8080", "/six/x", "six"},
+		{"GET", "::1", "/six", "six"},
+		{"GET", "evil.shop.example.com", "/api/v1/x", "api"},
+		{"GET", "", "/api", "api"},
+		{"GET", "any", "/" + strings.Repeat("a/", 100), "root"},
+	} {
+		got := ""
+		if r := table.Match(c.method, c.host, c.path); r != nil {
+			got = r.Name
+		}
+		if got != c.want {
+			t.Errorf("%s %s %.60s: route %q, want %q", c.method, c.host, c.path, got, c.want)
+		}
+	}
+	if r := mustCompile(t, base).Match("GET", "h", "/"); r != nil {
+		t.Errorf("a policy without routes matched %v", r)
+	}
+	if r := mustCompile(t, base+"routes: {r: {path: /a/b, upstream: u}}").Match("GET", "h", "/a"); r != nil {
+		t.Errorf("a path above the route's matched %v", r)
+	}
+}
+
+// A path of very many segments must cost no more than a shallow one.
+func TestMatchIsBoundedByTheRoutes(t *testing.T) {
+	t.Parallel()
+	table := mustCompile(t, matching)
+	path := "/api" + strings.Repeat("/a", 16_000)
+	begin := time.Now()
+	for range 1000 {
+		if r := table.Match("GET", "any", path); r == nil || r.Name != "api" {
+			t.Fatalf("got %v", r)
+		}
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("1,000 matches took %v", took)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	hash := func(key string) string {
+		return mustHex(sha256.Sum256([]byte(key)))
+	}
+	table := mustCompile(t, base+`
+anonymous_plan: free
+routes:
+  own:
+    {path: /own, upstream: u, capacity: 20, refill_rate: 0.0000015, max_debt: 5,
+     plans: {growth: {capacity: 200, refill_rate: 100}},
+     users: {gus: {capacity: 9, refill_rate: 3}}}
+  bare: {path: /bare, upstream: u, users: {gus: {capacity: 9, refill_rate: 3}}}
+  slide: {path: /slide, upstream: u, algorithm: sliding_window, sliding_limit: 30, window_seconds: 6, capacity: 1, refill_rate: 1}
+users:
+  ann: {plan: starter, key_hashes: [`+hash("ann")+`, `+hash("ann2")+`]}
+  gus: {plan: growth, key_hashes: [`+hash("gus")+`]}
+  gil: {plan: growth, key_hashes: []}
+  eve: {plan: enterprise, key_hashes: []}
+  non: {key_hashes: []}
+  adm: {admin: true, key_hashes: [`+hash("adm")+`]}
+`)
+	own := policy.ScopedLimit{Scope: "own", Adaptive: true,
+		Limit: bucket.Limit{Kind: bucket.TokenBucket, Capacity: 20, Rate: 2, Grace: true, MaxDebt: 5_000_000}}
+	plan := func(c int64, rate int64, grace bool) policy.ScopedLimit {
+		return policy.ScopedLimit{Scope: bucket.ScopePlan,
+			Limit: bucket.Limit{Kind: bucket.TokenBucket, Capacity: c, Rate: rate * bucket.One, Grace: grace}}
+	}
+	day := func(c int64) policy.ScopedLimit {
+		return policy.ScopedLimit{Scope: bucket.ScopeDay, Limit: bucket.Limit{Kind: bucket.DailyQuota, Capacity: c}}
+	}
+	token := func(scope string, c, rate int64) policy.ScopedLimit {
+		return policy.ScopedLimit{Scope: scope, Adaptive: true,
+			Limit: bucket.Limit{Kind: bucket.TokenBucket, Capacity: c, Rate: rate * bucket.One, Grace: true}}
+	}
+	slide := policy.ScopedLimit{Scope: "slide", Adaptive: true,
+		Limit: bucket.Limit{Kind: bucket.SlidingWindow, Capacity: 30, Window: 6, Grace: true}}
+	for _, c := range []struct {
+		route, user, plan string
+		known             bool
+		want              []policy.ScopedLimit
+	}{
+		{"own", "", "", false, []policy.ScopedLimit{own, plan(20, 10, false), day(10_000)}},
+		{"bare", "", "", false, []policy.ScopedLimit{plan(20, 10, true), day(10_000)}},
+		{"own", "ann", "starter", true, []policy.ScopedLimit{own, plan(100, 50, false), day(100_000)}},
+		{"own", "gil", "growth", true, []policy.ScopedLimit{token("own", 200, 100), plan(500, 200, false), day(1_000_000)}},
+		{"own", "gus", "growth", true, []policy.ScopedLimit{token("own", 9, 3), plan(500, 200, false), day(1_000_000)}},
+		{"bare", "gus", "growth", true, []policy.ScopedLimit{token("bare", 9, 3), plan(500, 200, false), day(1_000_000)}},
+		{"bare", "eve", "enterprise", true, []policy.ScopedLimit{plan(2000, 1000, true)}},
+		{"slide", "eve", "enterprise", true, []policy.ScopedLimit{slide, plan(2000, 1000, false)}},
+		{"own", "non", "", true, []policy.ScopedLimit{own}},
+		{"bare", "non", "", true, nil},
+	} {
+		got := table.Limits(table.Route(c.route), policy.UserRules{Name: c.user, Plan: c.plan}, c.known)
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s on %s (-want +got)\n%s", c.user, c.route, diff)
+		}
+	}
+
+	for key, want := range map[string]policy.UserRules{
+		"ann": {Name: "ann", Plan: "starter"}, "ann2": {Name: "ann", Plan: "starter"}, "adm": {Name: "adm", Admin: true},
+	} {
+		if got, ok := table.User(sha256.Sum256([]byte(key))); !ok || got != want {
+			t.Errorf("key %s is of %+v (%v), want %+v", key, got, ok, want)
+		}
+	}
+	if got, ok := table.User(sha256.Sum256([]byte("stranger"))); ok {
+		t.Errorf("an unknown key is of %+v", got)
+	}
+}
+
+func TestCompiledUnits(t *testing.T) {
+	t.Parallel()
+	table := mustCompile(t, `
+shadow_mode: true
+upstreams:
+  u: {url: "https://h:1/p", timeout_seconds: 0.25, trust_compute_cost: false, health: {slow_p95_ms: 500.5, increase: 0.1}}
+routes:
+  r: {path: /r, upstream: u, cost: 0.1, cost_per_second: 2.5, max_cost: 3, shadow_mode: false, expose_compute_cost: true}
+  s: {path: /s, deny: true}
+`)
+	u := table.Upstreams()["u"]
+	if u.URL.String() != "https://h:1/p" || u.Timeout != 250*time.Millisecond || u.TrustComputeCost {
+		t.Errorf("upstream is %+v", u)
+	}
+	want := policy.HealthRules{SlowP95: 500_500, FastP95: 300_000, ErrorRate: 150_000, ClearRate: 50_000, Floor: 200_000,
+		Decrease: 500_000, Increase: 100_000, MinSamples: 10, Window: 30, MaxAge: 60_000_000}
+	if diff := cmp.Diff(want, u.Health); diff != "" {
+		t.Errorf("health (-want +got)\n%s", diff)
+	}
+	r, s := table.Route("r"), table.Route("s")
+	if r.Cost != 100_000 || r.CostPerSecond != 2_500_000 || r.MaxCost != 3_000_000 || r.Shadow || !r.ExposeComputeCost || r.Deny {
+		t.Errorf("r is %+v", r)
+	}
+	if !s.Deny || !s.Shadow || s.Cost != bucket.One || s.MaxCost != 1_000_000*bucket.One || s.MaxBodyBytes != 64<<20 || s.Algorithm != bucket.TokenBucket {
+		t.Errorf("s is %+v", s)
+	}
+	if table.Version() != 7 || table.Policy().Routes["s"].Path != "/s" || table.Route("gone") != nil {
+		t.Error("version, policy or routes are wrong")
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	table := mustCompile(b, matching)
+	b.ReportAllocs()
+	for b.Loop() {
+		if table.Match("GET", "shop.example.com:443", "/api/v1/users/12345/orders") == nil {
+			b.Fatal("no route")
+		}
+	}
+}
