@@ -1,0 +1,112 @@
+package admission
+
+import (
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/policy"
+)
+
+// Action is what to do with a request.
+type Action uint8
+
+const (
+	// Forward passes it to the upstream.
+	Forward Action = iota
+	// Degrade answers yellow: the limit is used up, and its grace has paid for a lesser answer.
+	Degrade
+	// Deny answers red: a quota is exceeded.
+	Deny
+	// DenyCost refuses a cost above a limit's capacity, which no wait would cure.
+	DenyCost
+	// DenyReduced refuses a cost above what a limit holds while its upstream is unwell.
+	DenyReduced
+	// Forbid refuses every request of the route.
+	Forbid
+	// TooLarge refuses a body that declares more than the route takes; nothing is charged.
+	TooLarge
+	// NoRoute: no route matches.
+	NoRoute
+	// Unavailable: the edge can't decide; it has no policy yet.
+	Unavailable
+)
+
+// Decision is the answer to a Request.
+type Decision struct {
+	Action Action
+	// Route is nil where no route matched.
+	Route    *policy.Rules
+	Upstream policy.UpstreamRules
+	Client   Client
+	// Config is the policy version decided by.
+	Config uint64
+
+	Tier bucket.Tier
+	// Multiplier is the upstream's, in millionths.
+	Multiplier int64
+	// Exempt: an admin, held to no limit.
+	Exempt bool
+	// ShadowExceeded: over a limit, and passed by shadow mode.
+	ShadowExceeded bool
+	// Degraded: the shared store gave no answer, so this edge decided alone.
+	Degraded bool
+
+	// LimitName is the scope of the limit that decided: the tightest, or the one that refuses longest.
+	LimitName string
+	// Known says that the state of that limit is known; Limit and Remaining are its in whole
+	// tokens, Reset is in seconds.
+	Known                   bool
+	Limit, Remaining, Reset int64
+	// RetryAfter is in seconds; 0: no wait helps, or none is needed.
+	RetryAfter int64
+
+	// time is the store's clock at the decision, Unix microseconds.
+	time    int64
+	charges []charge
+}
+
+// charge is what one limit paid.
+type charge struct {
+	scope  string
+	spec   bucket.Spec
+	amount int64
+	window int64
+	how    events.How
+}
+
+// read fills in the numbers of the limit that decided.
+func (d *Decision) read(limits []store.Limit, states []store.LimitState) {
+	i := 0
+	if d.Tier == bucket.Green {
+		for n := range states {
+			if fraction(limits[n], states[n]) < fraction(limits[i], states[i]) {
+				i = n
+			}
+		}
+	} else {
+		i = -1
+		for n, s := range states {
+			if s.Tier != bucket.Green && (i < 0 || s.Wait > states[i].Wait) {
+				i = n
+			}
+		}
+		i = max(i, 0)
+	}
+	d.Known = true
+	d.LimitName = limits[i].Scope
+	d.Limit = limits[i].Spec.Capacity / bucket.One
+	d.Remaining = max(0, states[i].Remaining/bucket.One)
+	d.Reset = seconds(states[i].Reset)
+	if d.Tier != bucket.Green {
+		d.RetryAfter = max(1, seconds(states[i].Wait))
+		d.Reset = max(1, d.Reset)
+	}
+}
+
+// fraction is how much of a limit is left.
+func fraction(l store.Limit, s store.LimitState) float64 {
+	return float64(s.Remaining) / float64(l.Spec.Capacity)
+}
+
+// seconds rounds microseconds up.
+func seconds(micros int64) int64 { return (micros + 999_999) / 1_000_000 }

@@ -1,0 +1,257 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/policy"
+)
+
+// Sink takes finished requests without ever blocking; false says that it was full.
+type Sink interface {
+	Add(Record) bool
+}
+
+// Engine decides requests. All its fields are set before the first Decide; it is safe for concurrent use.
+type Engine struct {
+	Identifier Identifier
+	// Store is shared by all edges; Local is this edge's own, on Clock, for when Store is away.
+	Store, Local store.Store
+	Clock        *StoreClock
+	Breaker      *Breaker
+	Fleet        *Fleet
+	Multipliers  *Multipliers
+	Sink         Sink
+
+	table  atomic.Pointer[policy.Table]
+	tiers  [bucket.Red + 1]atomic.Uint64
+	counts Counts
+}
+
+// Counts are what went wrong with the store since the start.
+type Counts struct {
+	// Unknown calls may or may not have run; they count as charged.
+	Unknown atomic.Uint64
+	// Unavailable calls did not run; Unreadable ones found a state that can't be read. Both were decided locally.
+	Unavailable, Unreadable atomic.Uint64
+	// Local decisions in all, those of an open breaker included.
+	Local atomic.Uint64
+}
+
+// Use puts a table in force. Requests under way keep the one they began with.
+func (e *Engine) Use(t *policy.Table) { e.table.Store(t) }
+
+// Table is the table in force, nil before the first.
+func (e *Engine) Table() *policy.Table { return e.table.Load() }
+
+// Counts are the store's troubles so far.
+func (e *Engine) Counts() *Counts { return &e.counts }
+
+// TakeTiers is how many requests were decided by limits since the last call, by tier.
+func (e *Engine) TakeTiers() (green, yellow, red uint64) {
+	return e.tiers[bucket.Green].Swap(0), e.tiers[bucket.Yellow].Swap(0), e.tiers[bucket.Red].Swap(0)
+}
+
+// Degraded reports whether requests are decided locally.
+func (e *Engine) Degraded() bool { return e.Breaker.State() == Open }
+
+// Decide admits a request, degrades or refuses it, and charges its limits. What a
+// decision forwards must be followed by Finish.
+func (e *Engine) Decide(ctx context.Context, r Request) Decision {
+	d := Decision{Multiplier: bucket.One}
+	table := e.table.Load()
+	if table == nil {
+		d.Action = Unavailable
+		return d
+	}
+	d.Config = table.Version()
+	if d.Route = table.Match(r.Method, r.Host, r.Path); d.Route == nil {
+		d.Action = NoRoute
+		return d
+	}
+	switch {
+	case d.Route.Deny:
+		d.Action = Forbid
+		return d
+	case r.Length > d.Route.MaxBodyBytes:
+		d.Action = TooLarge
+		return d
+	}
+	d.Upstream = table.Upstreams()[d.Route.Upstream]
+	d.Multiplier = e.Multipliers.Get(d.Route.Upstream)
+	d.Client = e.Identifier.Identify(r, table)
+	d.time = e.Clock.Micros()
+	if d.Client.User.Admin {
+		d.Exempt = true
+		return d
+	}
+	if scoped := table.Limits(d.Route, d.Client.User, d.Client.Known); len(scoped) > 0 {
+		e.limit(ctx, &d, scoped)
+	}
+	if d.Action != Unavailable {
+		e.tiers[d.Tier].Add(1)
+	}
+	return d
+}
+
+// Finish reports how a forwarded request ended.
+func (e *Engine) Finish(d Decision, f Facts) { e.Sink.Add(d.record(f)) }
+
+// limit decides d by its limits.
+func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedLimit) {
+	check := store.Check{
+		Client: d.Client.ID,
+		Limits: make([]store.Limit, len(scoped)),
+		Cost:   d.Route.Cost,
+		Shadow: d.Route.Shadow,
+	}
+	for i, l := range scoped {
+		m := int64(bucket.One)
+		if l.Adaptive {
+			m = d.Multiplier
+		}
+		check.Limits[i] = store.Limit{Scope: l.Scope, Spec: bucket.Effective(l.Limit, m)}
+	}
+	if !d.Route.Shadow && d.refuseCost(scoped, check.Limits) {
+		return
+	}
+
+	a, err := e.ask(ctx, check)
+	d.Degraded = a.how != events.HowRedis
+	if err != nil {
+		d.Action = Unavailable
+		return
+	}
+	if a.how == events.HowUnknown {
+		for _, l := range check.Limits {
+			d.charges = append(d.charges, charge{l.Scope, l.Spec, check.Cost, window(l.Spec, d.time), a.how})
+		}
+		return
+	}
+	d.time = a.decision.Now
+	d.Tier = a.decision.Tier
+	d.read(a.limits, a.decision.Limits)
+	switch {
+	case d.Tier == bucket.Green:
+	case d.Route.Shadow:
+		d.ShadowExceeded = true
+		d.RetryAfter = 0
+	case d.Tier == bucket.Yellow:
+		d.Action = Degrade
+		return
+	default:
+		d.Action = Deny
+		return
+	}
+	d.charges = make([]charge, len(check.Limits))
+	for i, l := range check.Limits {
+		// What grace paid is no part of the amount: a refund goes to the balance, and must not turn grace into green.
+		s := a.decision.Limits[i]
+		d.charges[i] = charge{l.Scope, l.Spec, s.Charged, s.Window, a.how}
+	}
+}
+
+// refuseCost refuses what can't become green by waiting: a cost above the capacity of a
+// limit, or above what is left of it while its upstream is unwell. The store is not asked.
+func (d *Decision) refuseCost(scoped []policy.ScopedLimit, limits []store.Limit) bool {
+	cost := d.Route.Cost
+	for _, l := range scoped {
+		if cost > l.Capacity*bucket.One {
+			d.Action, d.LimitName, d.Limit = DenyCost, l.Scope, l.Capacity
+			d.Tier = bucket.Red
+			return true
+		}
+	}
+	for i, l := range scoped {
+		if cost > limits[i].Spec.Capacity {
+			d.Action, d.LimitName, d.Limit = DenyReduced, l.Scope, limits[i].Spec.Capacity/bucket.One
+			d.Tier = bucket.Red
+			d.RetryAfter = recovery(cost, l.Capacity, d.Multiplier, d.Upstream.Health.Increase)
+			return true
+		}
+	}
+	return false
+}
+
+// recovery is how many seconds it takes at the least until a limit of capacity tokens
+// holds cost again: the multiplier rises by increase (millionths) at most once a second.
+func recovery(cost, capacity, m, increase int64) int64 {
+	tokens := (cost + bucket.One - 1) / bucket.One
+	needed := (tokens*bucket.One + capacity - 1) / capacity // the least m with floor(capacity·m) ≥ tokens
+	increase = max(increase, 1)
+	return max(1, (needed-m+increase-1)/increase)
+}
+
+// answer is a store's decision, and what it was asked by.
+type answer struct {
+	decision store.Decision
+	limits   []store.Limit
+	// how is HowUnknown where the shared store may or may not have charged: it counts as
+	// charged, and decision is empty.
+	how events.How
+}
+
+// ask decides by the shared store, or locally where that is away.
+func (e *Engine) ask(ctx context.Context, c store.Check) (answer, error) {
+	// A client that leaves must not end a call that may have charged, nor look like a store that fails.
+	ctx = context.WithoutCancel(ctx)
+	if e.Breaker.State() != Open {
+		decision, err := e.Store.Check(ctx, c)
+		switch {
+		case err == nil:
+			e.Breaker.Debit(true)
+			e.Clock.Observe(decision.Now)
+			return answer{decision, c.Limits, events.HowRedis}, nil
+		case errors.Is(err, store.ErrUnknown):
+			e.Breaker.Debit(false)
+			e.counts.Unknown.Add(1)
+			return answer{how: events.HowUnknown}, nil
+		case errors.Is(err, store.ErrUnavailable):
+			e.Breaker.Debit(false)
+			e.counts.Unavailable.Add(1)
+		default:
+			e.counts.Unreadable.Add(1)
+		}
+	}
+	e.counts.Local.Add(1)
+	edges := e.Fleet.Live()
+	limits := make([]store.Limit, len(c.Limits))
+	for i, l := range c.Limits {
+		limits[i] = store.Limit{Scope: l.Scope, Spec: share(l.Spec, edges, c.Cost)}
+	}
+	c.Limits = limits
+	decision, err := e.Local.Check(ctx, c)
+	return answer{decision, limits, events.HowLocal}, err
+}
+
+// share is what one of the live edges may admit alone. It holds a token and a request of
+// this cost at the least: an expensive route goes on at the share's rate, and the fleet's
+// burst exceeds the limit by at most that on each edge.
+func share(s bucket.Spec, edges, cost int64) bucket.Spec {
+	least := min((cost+bucket.One-1)/bucket.One*bucket.One, s.Capacity)
+	s.Capacity = max(s.Capacity/edges/bucket.One*bucket.One, least, bucket.One)
+	s.Grace /= edges
+	s.MaxDebt /= edges
+	if s.Kind == bucket.TokenBucket {
+		s.Rate = max(1, s.Rate/edges)
+		s.SlowestRate = max(1, s.SlowestRate/edges)
+	}
+	return s
+}
+
+// window is the window or UTC day that a charge at now (Unix microseconds) falls in; 0 for a token bucket.
+func window(s bucket.Spec, now int64) int64 {
+	const second = 1_000_000
+	switch s.Kind {
+	case bucket.SlidingWindow:
+		return now / (s.Window * second)
+	case bucket.DailyQuota:
+		return now / (24 * 3600 * second)
+	default:
+		return 0
+	}
+}

@@ -1,0 +1,81 @@
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Config is how an edge behaves; the tags are kong's.
+type Config struct {
+	ID             string         `name:"id" env:"AEGIS_EDGE_ID" help:"Name of this replica, of a-z, 0-9, _ and -; default: the host name."`
+	Addr           string         `name:"addr" env:"AEGIS_EDGE_ADDR" default:"127.0.0.1:8080" help:"Where clients are served."`
+	DataDir        string         `name:"data-dir" env:"AEGIS_EDGE_DATA_DIR" default:"data/edge" type:"path" help:"Where the last good policy is kept for a start without NATS; each edge needs its own."`
+	PolicyFile     string         `name:"policy-file" env:"AEGIS_EDGE_POLICY_FILE" type:"path" help:"Policy for a start with neither NATS nor a kept policy."`
+	TrustedProxies []netip.Prefix `name:"trusted-proxies" env:"AEGIS_EDGE_TRUSTED_PROXIES" help:"Networks whose X-Forwarded-For counts, such as 10.0.0.0/8,fd00::/8; default: none."`
+	IPv6Prefix     int            `name:"ipv6-prefix" env:"AEGIS_EDGE_IPV6_PREFIX" default:"64" help:"Length of the prefix that IPv6 clients without a key are counted by."`
+	H2C            bool           `name:"h2c" env:"AEGIS_EDGE_H2C" help:"Serve HTTP/2 without TLS too."`
+	AccessLog      uint32         `name:"access-log" env:"AEGIS_EDGE_ACCESS_LOG" default:"0" help:"Log one request in so many; 0: none."`
+	MaxQueued      int            `name:"max-queued" env:"AEGIS_EDGE_MAX_QUEUED" default:"100000" help:"Finished requests that may wait for NATS; what exceeds it is lost, counted and alarmed."`
+	DrainWait      time.Duration  `name:"drain-wait" env:"AEGIS_EDGE_DRAIN_WAIT" default:"0s" help:"On shutdown, how long to serve on while not ready, so that load balancers turn away."`
+	DrainTimeout   time.Duration  `name:"drain-timeout" env:"AEGIS_EDGE_DRAIN_TIMEOUT" default:"15s" help:"On shutdown, how long requests under way may take."`
+	FlushTimeout   time.Duration  `name:"flush-timeout" env:"AEGIS_EDGE_FLUSH_TIMEOUT" default:"5s" help:"On shutdown, how long to try publishing what is queued."`
+}
+
+// DefaultConfig is what the flags default to.
+func DefaultConfig() Config {
+	return Config{
+		Addr:         "127.0.0.1:8080",
+		DataDir:      "data/edge",
+		IPv6Prefix:   64,
+		MaxQueued:    100_000,
+		DrainTimeout: 15 * time.Second,
+		FlushTimeout: 5 * time.Second,
+	}
+}
+
+var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+
+// Validate reports the first setting that can't work.
+func (c Config) Validate() error {
+	switch {
+	case !validID.MatchString(c.ID):
+		return fmt.Errorf("id %q: want 1 to 63 of a-z, 0-9, _ and -", c.ID)
+	case c.Addr == "":
+		return errors.New("addr: must be set, for instance 127.0.0.1:8080")
+	case c.DataDir == "":
+		return errors.New("data-dir: must be set")
+	case c.IPv6Prefix < 16 || c.IPv6Prefix > 128:
+		return fmt.Errorf("ipv6-prefix %d: want 16 to 128", c.IPv6Prefix)
+	case c.MaxQueued < 1:
+		return fmt.Errorf("max-queued %d: want 1 or more", c.MaxQueued)
+	case c.DrainWait < 0 || c.DrainTimeout < 0 || c.FlushTimeout < 0:
+		return errors.New("drain-wait, drain-timeout, flush-timeout: must not be negative")
+	}
+	for _, p := range c.TrustedProxies {
+		if p != p.Masked() {
+			return fmt.Errorf("trusted-proxies: %s has bits beyond its prefix; write %s", p, p.Masked())
+		}
+	}
+	return nil
+}
+
+// IDOf makes an edge's id of a host name: it becomes a token of a NATS subject.
+func IDOf(host string) string {
+	id := []byte(strings.ToLower(host))
+	for i, c := range id {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
+			id[i] = '-'
+		}
+	}
+	id = []byte(strings.Trim(string(id), "-_"))
+	return string(id[:min(len(id), 63)])
+}
+
+// StopTimeout bounds how long Run takes after its context ends.
+func (c Config) StopTimeout() time.Duration {
+	return c.DrainWait + c.DrainTimeout + c.FlushTimeout + 4*closeTimeout
+}

@@ -1,0 +1,58 @@
+package edge
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+type metrics struct {
+	rejected       prometheus.Counter
+	unknownKeys    prometheus.Counter
+	snapshotErrors prometheus.Counter
+	badHealth      prometheus.Counter
+}
+
+// newMetrics registers what s counts and what it can be asked for.
+func newMetrics(reg prometheus.Registerer, s *Service) *metrics {
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		reg.MustRegister(c)
+		return c
+	}
+	gauge := func(name, help string, value func() float64) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+	}
+	total := func(name, help string, value func() uint64) {
+		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value()) }))
+	}
+	gauge("aegis_edge_policy_version", "Version of the policy in force; 0: the policy file's, or none.", func() float64 {
+		if t := s.engine.Table(); t != nil {
+			return float64(t.Version())
+		}
+		return 0
+	})
+	gauge("aegis_edge_degraded", "1 while requests are decided without the shared store.", func() float64 {
+		if s.engine.Degraded() {
+			return 1
+		}
+		return 0
+	})
+	gauge("aegis_edge_live_edges", "Live edges, this one included; the share of each limit that is admitted while degraded is one by it.", func() float64 {
+		return float64(s.engine.Fleet.Live())
+	})
+	gauge("aegis_edge_events_queued", "Finished requests that wait for the event log.", func() float64 { return float64(s.outbox.Stats().Queued) })
+	gauge("aegis_edge_events_oldest_seconds", "Age of the oldest of them.", func() float64 { return s.outbox.Stats().Oldest.Seconds() })
+	total("aegis_edge_events_published_total", "Finished requests in the event log.", func() uint64 { return s.outbox.Stats().Published })
+	total("aegis_edge_events_lost_total", "Finished requests that never reached the event log.", func() uint64 { return s.outbox.Stats().Lost })
+
+	counts := s.engine.Counts()
+	total("aegis_edge_store_unknown_total", "Calls to the store without an answer, counted as charged.", counts.Unknown.Load)
+	total("aegis_edge_store_unavailable_total", "Calls to the store that did not run.", counts.Unavailable.Load)
+	total("aegis_edge_store_unreadable_total", "Calls to the store that found an unreadable state.", counts.Unreadable.Load)
+	total("aegis_edge_local_decisions_total", "Requests decided without the shared store.", counts.Local.Load)
+	return &metrics{
+		rejected:       counter("aegis_edge_policy_rejected_total", "Policy versions refused; the last good one stayed."),
+		unknownKeys:    counter("aegis_edge_policy_unknown_keys_total", "Keys of accepted policies that this edge does not know."),
+		snapshotErrors: counter("aegis_edge_policy_snapshot_errors_total", "Policies that could not be kept on disk."),
+		badHealth:      counter("aegis_edge_health_rejected_total", "Health ticks refused."),
+	}
+}

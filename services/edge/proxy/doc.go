@@ -1,0 +1,23 @@
+// Package proxy is the HTTP face of admission: it turns HTTP requests into
+// admission requests, refusals into answers, and forwards the rest to their
+// upstream, streaming in both directions.
+//
+// # What crosses
+//
+// The names in headers.go belong to the edge: a client's and an upstream's own
+// copies are removed, in heads, informational answers and trailers alike. An
+// upstream sees the API key in Authorization, which may be its own credential too,
+// but not a verified key in X-API-Key, which was meant for the edge.
+// X-Forwarded-* and X-Real-IP of a peer that is no trusted proxy are replaced.
+// The path is forwarded as it came; it was matched in its clean, decoded form.
+//
+// # What is counted
+//
+// Every forwarded request is finished in admission exactly once: when its last byte
+// has been passed on, when it failed, when its client went away, or when an
+// upgraded connection was closed.
+//
+// Requests that are ambiguous by themselves (Content-Length with Transfer-Encoding,
+// bare line feeds) are net/http's to judge: what it accepts it re-frames, so that
+// an upstream never sees the client's framing.
+package proxy

@@ -1,0 +1,288 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/http/httputil"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/services/edge/admission"
+)
+
+var (
+	errUpstreamTimeout = errors.New("no response head within the upstream's timeout")
+	errDrained         = errors.New("the edge is shutting down")
+)
+
+// statusClientGone is what the log and the metrics say of a request whose client left before an answer.
+const statusClientGone = 499
+
+// exchange is one request on its way through an upstream.
+type exchange struct {
+	h      *Handler
+	d      *admission.Decision
+	id     string
+	w      *recorder
+	client context.Context // ends when the client leaves
+	ctx    context.Context // ends too when the upstream is late, or the edge drains
+	start  time.Time
+	wait   *patience
+
+	reached atomic.Bool // a connection to the upstream was had
+	body    *requestBody
+
+	// What the upstream answered; set by the goroutine that serves.
+	status   int
+	latency  time.Duration
+	cost     string
+	answer   *responseBody
+	upgraded bool
+	failure  events.Outcome // "" unless no answer could be passed on
+}
+
+// forward sends r to its upstream and streams the answer back. It finishes the
+// request in admission, also where the reverse proxy ends in http.ErrAbortHandler.
+func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, id string) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	x := &exchange{h: h, d: d, id: id, w: w, client: r.Context(), start: time.Now()}
+	x.ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { x.reached.Store(true) },
+	})
+	x.wait = newPatience(d.Upstream.Timeout, func() { cancel(errUpstreamTimeout) })
+	leave := h.open.enter(func() { cancel(errDrained) })
+	defer func() {
+		x.wait.end()
+		cancel(nil)
+		x.finish()
+		leave()
+	}()
+
+	r = r.WithContext(x.ctx)
+	if r.ContentLength != 0 {
+		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait}
+		r.Body = x.body
+	}
+	proxy := httputil.ReverseProxy{
+		Rewrite:        x.rewrite,
+		ModifyResponse: x.take,
+		ErrorHandler:   x.fail,
+		Transport:      h.transport,
+		FlushInterval:  -1,
+		BufferPool:     &h.buffers,
+		ErrorLog:       h.errorLog,
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// rewrite makes the upstream's request. Hop-by-hop and forwarding headers are gone from it already.
+func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
+	pr.SetURL(x.d.Upstream.URL)
+	pr.Out.URL.RawQuery = pr.In.URL.RawQuery // nothing here was decided by it
+	in, out := pr.In.Header, pr.Out.Header
+	stripOurs(out)
+	if x.d.Client.ByKeyHeader {
+		out.Del(admission.KeyHeader)
+	}
+	trusted := x.h.trusts(pr.In)
+	if trusted {
+		out["X-Forwarded-For"] = slices.Clone(in["X-Forwarded-For"])
+	} else {
+		out.Del("X-Real-Ip")
+	}
+	pr.SetXForwarded()
+	if trusted {
+		for _, name := range [...]string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
+			if v := in[name]; len(v) > 0 {
+				out[name] = slices.Clone(v)
+			}
+		}
+	}
+	out.Set(headerRequestID, x.id)
+}
+
+// take looks at the upstream's head and makes it ours.
+func (x *exchange) take(res *http.Response) error {
+	x.wait.end()
+	x.latency = time.Since(x.start)
+	x.status = res.StatusCode
+	x.h.metrics.upstream.WithLabelValues(x.d.Route.Upstream).Observe(x.latency.Seconds())
+
+	exposed := res.Header.Values(headerComputeCost)
+	if len(exposed) > 1 {
+		x.h.metrics.badCost.WithLabelValues(x.d.Route.Upstream).Inc()
+	}
+	x.cost = computeCost(res.Header)
+	stripOurs(res.Header)
+	stripOurs(res.Trailer)
+	if x.d.Route.ExposeComputeCost && len(exposed) > 0 {
+		res.Header[headerComputeCost] = exposed
+	}
+	res.Header.Set(headerRequestID, x.id)
+	setDecision(res.Header, x.d)
+
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		x.upgraded = true
+		x.w.status = res.StatusCode // the answer bypasses the recorder
+		return nil
+	}
+	x.answer = &responseBody{ReadCloser: res.Body, res: res}
+	res.Body = x.answer
+	return nil
+}
+
+// fail answers for an upstream that did not.
+func (x *exchange) fail(w http.ResponseWriter, _ *http.Request, err error) {
+	var p problem
+	switch cause := context.Cause(x.ctx); {
+	case x.body.tooLarge():
+		x.failure = events.OutcomeAborted
+		p = plainProblem(http.StatusRequestEntityTooLarge, "the body is larger than the route takes")
+	case x.client.Err() != nil:
+		x.failure = events.OutcomeAborted
+		x.w.WriteHeader(statusClientGone)
+		return
+	case x.body.broken():
+		x.failure = events.OutcomeAborted
+		p = plainProblem(http.StatusBadRequest, "the body could not be read to its end")
+	case errors.Is(cause, errDrained):
+		x.failure = events.OutcomeAborted
+		p = plainProblem(http.StatusServiceUnavailable, errDrained.Error())
+	case errors.Is(cause, errUpstreamTimeout):
+		x.failure = events.OutcomeTimeout
+		p = plainProblem(http.StatusGatewayTimeout, "the upstream did not answer in time")
+	case !x.reached.Load():
+		p = plainProblem(http.StatusBadGateway, "the upstream can't be reached")
+	default:
+		x.failure = events.OutcomeReset
+		p = plainProblem(http.StatusBadGateway, "the upstream broke off")
+	}
+	if !x.reached.Load() && x.failure != events.OutcomeAborted {
+		x.failure = events.OutcomeUnreached // by a dial timeout too
+	}
+	x.h.log.Debug().Err(err).Str("request", x.id).Str("upstream", x.d.Route.Upstream).Str("outcome", string(x.failure)).Msg("no answer from the upstream")
+	p.Route = x.d.Route.Name
+	setDecision(w.Header(), x.d)
+	writeProblem(w, x.id, p)
+}
+
+// finish reports the request, once it is over.
+func (x *exchange) finish() {
+	outcome := x.outcome()
+	x.h.metrics.outcomes.WithLabelValues(x.d.Route.Upstream, string(outcome)).Inc()
+	duration := time.Since(x.start)
+	if x.status == 0 {
+		x.latency = duration
+	}
+	x.h.engine.Finish(*x.d, admission.Facts{
+		ID:          x.id,
+		ComputeCost: x.cost,
+		Status:      x.status,
+		Latency:     x.latency,
+		Duration:    duration,
+		Outcome:     outcome,
+	})
+}
+
+func (x *exchange) outcome() events.Outcome {
+	switch {
+	case x.failure != "":
+		return x.failure
+	case x.upgraded:
+		return events.OutcomeOK // whoever closes it, it was served
+	case x.answer == nil:
+		return events.OutcomeAborted // a panic before any answer
+	case x.answer.whole:
+		return events.OutcomeOK
+	case x.answer.err == nil || x.client.Err() != nil || errors.Is(context.Cause(x.ctx), errDrained):
+		return events.OutcomeAborted // what stopped was the writing to the client
+	default:
+		return events.OutcomeReset
+	}
+}
+
+// requestBody watches how a client's body ends. While it waits for the client, the
+// upstream's time does not run.
+type requestBody struct {
+	io.ReadCloser
+	wait *patience
+	err  atomic.Pointer[error] // why it ended early
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	b.wait.pause()
+	n, err := b.ReadCloser.Read(p)
+	b.wait.resume()
+	if err != nil && err != io.EOF {
+		b.err.CompareAndSwap(nil, &err)
+	}
+	return n, err
+}
+
+func (b *requestBody) broken() bool { return b != nil && b.err.Load() != nil }
+
+func (b *requestBody) tooLarge() bool {
+	var limit *http.MaxBytesError
+	return b.broken() && errors.As(*b.err.Load(), &limit)
+}
+
+// responseBody watches how an upstream's body ends, and keeps its trailers clean.
+type responseBody struct {
+	io.ReadCloser
+	res   *http.Response
+	whole bool
+	err   error
+}
+
+func (b *responseBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	switch err {
+	case nil:
+	case io.EOF:
+		b.whole = true
+		stripOurs(b.res.Trailer)
+	default:
+		b.err = err
+	}
+	return n, err
+}
+
+// patience is the time that an upstream is given. It runs while the upstream is what
+// is waited for.
+type patience struct {
+	mu    sync.Mutex
+	limit time.Duration
+	timer *time.Timer
+	ended bool
+}
+
+func newPatience(limit time.Duration, over func()) *patience {
+	return &patience{limit: limit, timer: time.AfterFunc(limit, over)}
+}
+
+func (p *patience) pause() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer.Stop()
+}
+
+func (p *patience) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.ended {
+		p.timer.Reset(p.limit)
+	}
+}
+
+func (p *patience) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	p.timer.Stop()
+}

@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/services/edge/admission"
+)
+
+// Headers of the edge, in the canonical form of net/http.
+const (
+	headerRequestID   = "X-Request-Id"
+	headerComputeCost = "X-Compute-Cost"
+
+	headerLimit      = "Ratelimit-Limit"
+	headerRemaining  = "Ratelimit-Remaining"
+	headerReset      = "Ratelimit-Reset"
+	headerRetryAfter = "Retry-After"
+	headerTier       = "X-Ratelimit-Tier"
+	headerAlgorithm  = "X-Ratelimit-Algorithm"
+	headerMultiplier = "X-Ratelimit-Adaptive-Multiplier"
+	headerShadow     = "X-Ratelimit-Shadow-Exceeded"
+	// headerExempt says why no limit applies: "admin".
+	headerExempt = "X-Ratelimit-Exempt"
+	// headerDegraded is "true" while this edge decides without the shared store.
+	headerDegraded    = "X-Ratelimit-Degraded"
+	headerDegradation = "X-Graceful-Degradation"
+)
+
+// ours are the prefixes of header names that only the edge may set.
+var ours = []string{"Ratelimit", "X-Ratelimit-", "X-Edge-", headerComputeCost, headerDegradation}
+
+// stripOurs removes what only the edge may say.
+func stripOurs(h http.Header) {
+	for name := range h {
+		for _, prefix := range ours {
+			if strings.HasPrefix(name, prefix) {
+				delete(h, name)
+				break
+			}
+		}
+	}
+}
+
+// setDecision tells the client how it was decided.
+func setDecision(h http.Header, d *admission.Decision) {
+	if d.Route == nil || d.Upstream.URL == nil {
+		return // refused before any limit was looked at
+	}
+	if d.Exempt {
+		h.Set(headerExempt, "admin")
+		return
+	}
+	if d.Known {
+		h.Set(headerLimit, strconv.FormatInt(d.Limit, 10))
+		h.Set(headerRemaining, strconv.FormatInt(d.Remaining, 10))
+		h.Set(headerReset, strconv.FormatInt(d.Reset, 10))
+	}
+	if d.RetryAfter > 0 {
+		h.Set(headerRetryAfter, strconv.FormatInt(d.RetryAfter, 10))
+	}
+	h.Set(headerTier, d.Tier.String())
+	h.Set(headerAlgorithm, string(d.Route.Algorithm))
+	h.Set(headerMultiplier, decimal(d.Multiplier))
+	if d.ShadowExceeded {
+		h.Set(headerShadow, "true")
+	}
+	if d.Degraded {
+		h.Set(headerDegraded, "true")
+	}
+	if d.Action == admission.Degrade {
+		h.Set(headerDegradation, "Deferred")
+	}
+}
+
+// decimal writes millionths with one digit after the point at the least: 1.0, 0.85.
+func decimal(millionths int64) string {
+	s := strconv.FormatFloat(float64(millionths)/bucket.One, 'f', -1, 64)
+	if !strings.Contains(s, ".") {
+		s += ".0"
+	}
+	return s
+}
+
+// maxComputeCost bounds what is kept of an X-Compute-Cost, in bytes. Every cost that
+// is believed is shorter, so what was cut stays unbelievable.
+const maxComputeCost = 64
+
+// computeCost is the upstream's X-Compute-Cost as it came. Several lines give a text that is no number.
+func computeCost(h http.Header) string {
+	cost := strings.Join(h.Values(headerComputeCost), ", ")
+	return cost[:min(len(cost), maxComputeCost)]
+}

@@ -1,0 +1,79 @@
+package proxy
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/aegisrate/aegisrate/services/edge/admission"
+)
+
+// metrics have labels from the policy and fixed sets only, so that no client can add a series.
+type metrics struct {
+	requests  *prometheus.CounterVec
+	responses *prometheus.CounterVec
+	outcomes  *prometheus.CounterVec
+	decision  prometheus.Histogram
+	upstream  *prometheus.HistogramVec
+	badCost   *prometheus.CounterVec
+	panics    prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "aegis_edge_requests_total",
+			Help: "Requests by route and tier; a tier of none was refused before any limit, exempt is an admin.",
+		}, []string{"route", "tier"}),
+		responses: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "aegis_edge_responses_total",
+			Help: "Answers to clients by route and class of status.",
+		}, []string{"route", "class"}),
+		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "aegis_edge_upstream_outcomes_total",
+			Help: "Forwarded requests by upstream and how they ended.",
+		}, []string{"upstream", "outcome"}),
+		decision: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "aegis_edge_decision_seconds",
+			Help:    "Time to decide a request, the call to the store included.",
+			Buckets: prometheus.ExponentialBuckets(20e-6, 2, 12),
+		}),
+		upstream: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "aegis_edge_upstream_seconds",
+			Help:    "Time to the upstream's response head.",
+			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 15),
+		}, []string{"upstream"}),
+		badCost: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "aegis_edge_compute_cost_ambiguous_total",
+			Help: "Answers with more than one X-Compute-Cost, by upstream.",
+		}, []string{"upstream"}),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "aegis_edge_panics_total",
+			Help: "Requests that ended in a panic of the edge.",
+		}),
+	}
+	reg.MustRegister(m.requests, m.responses, m.outcomes, m.decision, m.upstream, m.badCost, m.panics)
+	return m
+}
+
+func (m *metrics) decided(d *admission.Decision) {
+	route, tier := "", "none"
+	if d.Route != nil {
+		route = d.Route.Name
+	}
+	switch {
+	case d.Exempt:
+		tier = "exempt"
+	case d.Upstream.URL != nil && d.Action != admission.Unavailable:
+		tier = d.Tier.String()
+	}
+	m.requests.WithLabelValues(route, tier).Inc()
+}
+
+func (m *metrics) answered(d *admission.Decision, status int) {
+	route := ""
+	if d.Route != nil {
+		route = d.Route.Name
+	}
+	m.responses.WithLabelValues(route, strconv.Itoa(status/100)+"xx").Inc()
+}

@@ -1,0 +1,116 @@
+package proxy
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/aegisrate/aegisrate/services/edge/admission"
+)
+
+// Problem types. The first two are registered by draft-ietf-httpapi-ratelimit-headers.
+const (
+	typeQuotaExceeded   = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+	typeReducedCapacity = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+	typeCostExceeds     = "urn:aegisrate:problem:cost-exceeds-capacity"
+	typeBlank           = "about:blank"
+)
+
+// problem is an RFC 9457 problem document.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail,omitempty"`
+
+	// Violated is the draft's member for Limit.
+	Violated   []string `json:"violated-policies,omitempty"`
+	Limit      string   `json:"limit,omitempty"`
+	Route      string   `json:"route,omitempty"`
+	Tier       string   `json:"tier,omitempty"`
+	RetryAfter int64    `json:"retry_after,omitempty"`
+	RequestID  string   `json:"request_id,omitempty"`
+}
+
+// plainProblem is a problem that its status says all about, but for detail.
+func plainProblem(status int, detail string) problem {
+	return problem{Type: typeBlank, Title: http.StatusText(status), Status: status, Detail: detail}
+}
+
+// limitProblem is a refusal by a limit.
+func limitProblem(kind, title, detail string, d *admission.Decision) problem {
+	return problem{
+		Type: kind, Title: title, Status: http.StatusTooManyRequests, Detail: detail,
+		Violated: []string{d.LimitName}, Limit: d.LimitName, Tier: d.Tier.String(), RetryAfter: d.RetryAfter,
+	}
+}
+
+// refusal is the problem that a decision not to forward is answered with.
+func refusal(d *admission.Decision) problem {
+	var p problem
+	switch d.Action {
+	case admission.Deny:
+		p = limitProblem(typeQuotaExceeded, "Quota exceeded",
+			fmt.Sprintf("limit %s of %d tokens is used up; retry after %d s", d.LimitName, d.Limit, d.RetryAfter), d)
+	case admission.DenyCost:
+		p = limitProblem(typeCostExceeds, "Cost exceeds capacity",
+			fmt.Sprintf("a request costs more than the %d tokens that limit %s ever holds; waiting does not help", d.Limit, d.LimitName), d)
+	case admission.DenyReduced:
+		p = limitProblem(typeReducedCapacity, "Temporarily reduced capacity",
+			fmt.Sprintf("limit %s is lowered to %d tokens while its upstream is unwell, and a request costs more; retry after %d s", d.LimitName, d.Limit, d.RetryAfter), d)
+	case admission.Forbid:
+		p = plainProblem(http.StatusForbidden, "the route is closed")
+	case admission.TooLarge:
+		p = plainProblem(http.StatusRequestEntityTooLarge, fmt.Sprintf("the body may have at most %d bytes", d.Route.MaxBodyBytes))
+	case admission.NoRoute:
+		p = plainProblem(http.StatusNotFound, "no route matches")
+	default:
+		p = plainProblem(http.StatusServiceUnavailable, "no policy is in force yet")
+		p.RetryAfter = 1
+	}
+	if d.Route != nil {
+		p.Route = d.Route.Name
+	}
+	return p
+}
+
+func writeProblem(w http.ResponseWriter, id string, p problem) {
+	p.RequestID = id
+	writeJSON(w, id, "application/problem+json", p.Status, p)
+}
+
+// degraded is the body of a yellow answer.
+type degraded struct {
+	Status     int    `json:"status"`
+	Detail     string `json:"detail"`
+	Limit      string `json:"limit"`
+	Route      string `json:"route"`
+	Tier       string `json:"tier"`
+	RetryAfter int64  `json:"retry_after"`
+	RequestID  string `json:"request_id"`
+}
+
+func writeDegraded(w http.ResponseWriter, id string, d *admission.Decision) {
+	writeJSON(w, id, "application/json", http.StatusAccepted, degraded{
+		Status:     http.StatusAccepted,
+		Detail:     fmt.Sprintf("limit %s is used up and the request was not run; running it later is not enabled here; send it again after %d s", d.LimitName, d.RetryAfter),
+		Limit:      d.LimitName,
+		Route:      d.Route.Name,
+		Tier:       d.Tier.String(),
+		RetryAfter: d.RetryAfter,
+		RequestID:  id,
+	})
+}
+
+func writeJSON(w http.ResponseWriter, id, contentType string, status int, body any) {
+	doc, err := json.Marshal(body)
+	if err != nil { // plain strings and numbers always encode
+		doc = nil
+	}
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("Cache-Control", "no-store")
+	h.Set(headerRequestID, id)
+	w.WriteHeader(status)
+	w.Write(append(doc, '\n')) // a client that is gone needs no answer
+}
