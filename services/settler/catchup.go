@@ -1,0 +1,231 @@
+package settler
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/bus"
+	"github.com/aegisrate/aegisrate/pkg/events"
+)
+
+const (
+	// together is how far apart the cursors of shards that catch up together may be,
+	// in messages. The nearest go first, so that a hiccup is over at once even while
+	// a shard that was away for an hour has a million messages to read.
+	together = 10_000
+	// session is how long they read before the shards parked meanwhile are looked at.
+	session = 2 * time.Second
+	// closeIn is how many messages behind it the main reader is made to wait, so that
+	// traffic as fast as settlement can't keep a shard from catching up.
+	closeIn = 256
+)
+
+// catchUp brings parked shards back to the main reader, until ctx ends.
+func (s *Service) catchUp(ctx context.Context) {
+	for ctx.Err() == nil {
+		due, wait := s.due()
+		if len(due) == 0 {
+			t := time.NewTimer(wait)
+			select {
+			case <-ctx.Done():
+			case <-s.wake:
+			case <-t.C:
+			}
+			t.Stop()
+			continue
+		}
+		state, err := s.bus.Stream(ctx, events.StreamResponses)
+		if err != nil || state.ID != s.incarnation.Load() {
+			// NATS is away, or the main reader is about to find another stream.
+			s.giveBack(unreachable)
+			continue
+		}
+		s.look(ctx, state, due)
+		s.bring(ctx, state)
+		s.giveBack(look)
+	}
+}
+
+// due takes the parked shards whose time has come, else says when that of the next comes.
+func (s *Service) due() (due []int, wait time.Duration) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	wait = math.MaxInt64
+	now := time.Now()
+	s.each(parked, func(i int) {
+		left := s.shards[i].retry.Sub(now)
+		if left > 0 || s.incarnation.Load() == "" {
+			wait = min(wait, max(left, streamRetry))
+			return
+		}
+		s.shards[i].owner.Store(catchingUp)
+		due = append(due, i)
+	})
+	return due, wait
+}
+
+// giveBack parks what the catch-up reader still holds.
+func (s *Service) giveBack(why reason) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	s.each(catchingUp, func(i int) { s.park(i, why) })
+}
+
+// look reads the stored cursor of each shard, and begins those that have none.
+// Those that don't answer are parked again.
+func (s *Service) look(ctx context.Context, state bus.StreamState, due []int) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, s.cfg.Parallel)
+	for _, i := range due {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			cursor, err := s.cursorOf(ctx, state, i)
+			if err != nil {
+				level := zerolog.DebugLevel
+				if errors.Is(err, store.ErrState) { // no outage: it will not pass by itself
+					level = zerolog.ErrorLevel
+				}
+				s.log.WithLevel(level).Err(err).Int("shard", i).Msg("the shard's settlement state can't be read yet")
+				s.turn.Lock()
+				defer s.turn.Unlock()
+				s.park(i, unreachable)
+				return
+			}
+			s.shards[i].cursor.Store(cursor)
+			s.shards[i].known.Store(true)
+		})
+	}
+	wg.Wait()
+}
+
+// cursorOf is where settlement of a shard goes on.
+func (s *Service) cursorOf(ctx context.Context, state bus.StreamState, i int) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.StoreTimeout)
+	defer cancel()
+	meta, err := s.store.Meta(ctx, i)
+	if err != nil {
+		return 0, err
+	}
+	first := max(state.First, 1) // a new stream may say 0
+	before, known := s.shards[i].cursor.Load(), s.shards[i].known.Load()
+	switch {
+	case meta.Epoch == "":
+		return s.begin(ctx, state, i, state.Last, "the shard has no settlement state, being new or lost; settlement starts at the end of the stream")
+	case meta.Stream != state.ID:
+		return s.begin(ctx, state, i, first-1, "the shard was settled from another stream; settlement starts at the beginning of this one")
+	case known && meta.Cursor < before:
+		s.metrics.rewinds.Inc()
+		s.log.Warn().Int("shard", i).Uint64("from", before).Uint64("to", meta.Cursor).
+			Msg("the store has gone back in time; settling again what it lost")
+	}
+	if meta.Cursor > state.Last {
+		s.log.Error().Int("shard", i).Uint64("cursor", meta.Cursor).Uint64("last", state.Last).
+			Msg("the stream ends before the shard's cursor: it lost messages, and the next ones up to the cursor will not be settled")
+	}
+	if first > meta.Cursor+1 {
+		s.metrics.expired.Add(float64(first - 1 - meta.Cursor))
+		s.log.Error().Int("shard", i).Uint64("cursor", meta.Cursor).Uint64("first", first).
+			Msg("messages left the stream before they were settled")
+	}
+	return meta.Cursor, nil
+}
+
+// begin places the cursor of a shard that has none in this stream.
+func (s *Service) begin(ctx context.Context, state bus.StreamState, i int, cursor uint64, why string) (uint64, error) {
+	meta, err := s.store.Begin(ctx, i, state.ID, cursor)
+	if err != nil {
+		return 0, err
+	}
+	s.metrics.losses.Inc()
+	e := s.log.Warn().Int("shard", i).Uint64("cursor", meta.Cursor)
+	if s.shards[i].known.Load() {
+		e = e.Uint64("settled_to", s.shards[i].cursor.Load())
+	}
+	e.Uint64("first", state.First).Uint64("last", state.Last).Msg(why)
+	return meta.Cursor, nil
+}
+
+// errPause ends a session of the catch-up reader.
+var errPause = errors.New("settler: enough for now")
+
+// bring reads the stream for the shards nearest to its end, from the lowest of
+// their cursors, and hands them to the main reader when it has reached that one.
+// Shards that are not ready by then stay the catch-up reader's.
+func (s *Service) bring(ctx context.Context, state bus.StreamState) {
+	near, start := uint64(0), uint64(math.MaxUint64)
+	s.each(catchingUp, func(i int) { near = max(near, s.shards[i].cursor.Load()) })
+	s.turn.Lock()
+	s.each(catchingUp, func(i int) {
+		if c := s.shards[i].cursor.Load(); c+together >= near {
+			start = min(start, c)
+		} else {
+			s.park(i, look) // after these
+		}
+	})
+	start = max(start, state.First-min(state.First, 1)) // below it there is nothing to read
+	done := s.count(catchingUp) == 0 || s.handOver(start)
+	s.turn.Unlock()
+	if done {
+		return
+	}
+
+	holding := false // the turn
+	defer func() {
+		if holding {
+			s.turn.Unlock()
+		}
+	}()
+	r := reader{s, state.ID, catchingUp}
+	ctx, cancel := context.WithTimeout(ctx, session)
+	defer cancel()
+	err := s.bus.Follow(ctx, events.StreamResponses, bus.FromSeq(start+1), func(m bus.Message) error {
+		if !holding && m.Seq+closeIn >= s.position.Load() {
+			s.turn.Lock()
+			holding = true
+		}
+		failed, err := r.apply(ctx, m)
+		if err != nil {
+			return err
+		}
+		if len(failed) > 0 {
+			if !holding {
+				s.turn.Lock()
+				defer s.turn.Unlock()
+			}
+			for i, why := range failed {
+				s.park(i, why)
+			}
+		}
+		done := m.Seq
+		if m.Pending == 0 { // whatever is missing up to the main reader's position has left the stream
+			done = math.MaxUint64
+		}
+		if s.count(catchingUp) == 0 || holding && s.handOver(done) {
+			return errPause
+		}
+		return nil
+	}, bus.OfStream(state.ID))
+	if !errors.Is(err, errPause) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+		s.log.Warn().Err(err).Msg("catching up was interrupted")
+	}
+}
+
+// handOver gives the catch-up reader's shards, settled up to done, to the main
+// reader if that is no further. The caller has the turn.
+func (s *Service) handOver(done uint64) bool {
+	if done < s.position.Load() {
+		return false
+	}
+	s.each(catchingUp, func(i int) {
+		s.shards[i].failures = 0
+		s.shards[i].owner.Store(upToDate)
+	})
+	return true
+}
