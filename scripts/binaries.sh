@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Builds the static binaries that the images hold, with what else they need, into a
+# directory (default bin/). Runs on the host and inside deploy/Dockerfile's build stage.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=${1:-bin}
+mkdir -p "$out/data"
+
+export CGO_ENABLED=0 GOFLAGS=-buildvcs=false
+go build -trimpath -ldflags '-s -w' -o "$out/" \
+  ./services/edge/cmd/edge ./services/settler/cmd/settler \
+  ./services/healthwatch/cmd/healthwatch ./services/controlplane/cmd/controlplane ./cmd/aegis
+
+for bundle in "${SSL_CERT_FILE:-}" /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem; do
+  [[ -f $bundle ]] || continue
+  cp "$bundle" "$out/ca-certificates.crt"
+  exit 0
+done
+echo "binaries.sh: no CA bundle found: set SSL_CERT_FILE" >&2
+exit 1
