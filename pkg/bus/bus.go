@@ -91,13 +91,20 @@ type Bus struct {
 	closing  chan struct{}
 	sent     chan struct{} // closed when the sender has emptied outgoing
 
-	mu          sync.Mutex
-	connects    chan struct{} // closed and replaced at every connect
-	closeOnce   sync.Once
-	nagReconn   nag
-	slow        atomic.Uint64
-	dropped     atomic.Uint64
-	deniedCount atomic.Uint64
+	mu       sync.Mutex
+	connects chan struct{} // closed and replaced at every connect
+
+	// connected mirrors the connection's state: asking nats.go waits for its
+	// lock, which a write to a stalled server holds.
+	connected atomic.Bool
+	refreshMu sync.Mutex
+
+	closeOnce    sync.Once
+	nagReconnect nag
+	made         atomic.Uint64 // connections
+	slow         atomic.Uint64
+	dropped      atomic.Uint64
+	denied       atomic.Uint64
 }
 
 // Stats counts what went wrong since Connect.
@@ -172,20 +179,27 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 		return nil, fmt.Errorf("bus: %w", err)
 	}
 	b.conn, b.js = conn, js
+	b.refresh(conn)
 	go b.sender()
 	return b, nil
 }
 
 // Connected reports whether a server is there now.
-func (b *Bus) Connected() bool { return b.conn.IsConnected() }
+func (b *Bus) Connected() bool { return b.connected.Load() }
+
+func (b *Bus) refresh(c *nats.Conn) {
+	b.refreshMu.Lock()
+	defer b.refreshMu.Unlock()
+	b.connected.Store(c.IsConnected())
+}
 
 // Stats counts what went wrong since Connect.
 func (b *Bus) Stats() Stats {
 	return Stats{
-		Reconnects: b.conn.Stats().Reconnects,
+		Reconnects: max(1, b.made.Load()) - 1,
 		Slow:       b.slow.Load(),
 		Dropped:    b.dropped.Load(),
-		Denied:     b.deniedCount.Load(),
+		Denied:     b.denied.Load(),
 	}
 }
 
@@ -231,21 +245,24 @@ func (b *Bus) nextConnect() <-chan struct{} {
 }
 
 func (b *Bus) onConnect(c *nats.Conn) {
-	b.log.Info().Str("server", c.ConnectedServerName()).Uint64("reconnects", c.Stats().Reconnects).Msg("connected to NATS")
+	b.made.Add(1)
+	b.refresh(c)
+	b.log.Info().Str("server", c.ConnectedServerName()).Uint64("reconnects", b.Stats().Reconnects).Msg("connected to NATS")
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(b.connects)
 	b.connects = make(chan struct{})
 }
 
-func (b *Bus) onDisconnect(_ *nats.Conn, err error) {
+func (b *Bus) onDisconnect(c *nats.Conn, err error) {
+	b.refresh(c)
 	if err != nil { // nil: closed on purpose
 		b.log.Warn().Err(err).Msg("lost the connection to NATS")
 	}
 }
 
 func (b *Bus) onReconnectError(_ *nats.Conn, err error) {
-	if b.nagReconn.due(10 * time.Second) {
+	if b.nagReconnect.due(10 * time.Second) {
 		b.log.Warn().Err(err).Msg("cannot reach NATS; still trying")
 	}
 }
@@ -253,7 +270,7 @@ func (b *Bus) onReconnectError(_ *nats.Conn, err error) {
 func (b *Bus) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
-		b.deniedCount.Add(1)
+		b.denied.Add(1)
 		b.denials.report(err)
 		b.log.Error().Err(err).Msg("denied by NATS: check the permissions of this service's user")
 	case errors.Is(err, nats.ErrSlowConsumer):
