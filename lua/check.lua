@@ -1,6 +1,6 @@
 -- check: decides one request against up to four buckets of a client together, and charges them.
 --
--- KEYS     the buckets, one per limit
+-- KEYS     the buckets, one per limit; after each, unless a daily quota, its key under the other algorithm
 -- ARGV     cost (micro-tokens), shadow (0 or 1), then per limit a spec (lib/bucket.lua)
 -- Units    micro-tokens, microseconds, Unix microseconds
 -- Returns  tier (0 green, 1 yellow, 2 red), now, then per limit: its own tier, remaining, grace,
@@ -8,7 +8,8 @@
 -- Errors   STATE <limit> <reason>: that bucket can't be read; nothing was changed
 -- Go twin  bucket.Decide; memstore.Store.Check
 --
--- What is charged nothing is not written: a refill that was only looked at is still due.
+-- What is charged nothing is not written: a refill that was only looked at is still due. Except that
+-- the first check (no peek) under another algorithm than the bucket's stores it as switched.
 local GREEN, YELLOW, RED = 0, 1, 2
 
 local cost, shadow = tonumber(ARGV[1]), ARGV[2] == '1'
@@ -17,7 +18,7 @@ local now = clock()
 local function tier_of(b)
   if b.balance >= cost then
     return GREEN
-  elseif b.spec.grace > 0 and b.balance >= 0 and b.balance + b.grace >= cost then
+  elseif b.wanted.spec.grace > 0 and b.balance >= 0 and b.balance + b.grace >= cost then
     return YELLOW
   end
   return RED
@@ -36,13 +37,19 @@ local function charge_of(tier, b)
   return 0, 0
 end
 
-local buckets, tier = {}, GREEN
-for i, key in ipairs(KEYS) do
+local buckets, tier, k = {}, GREEN, 1
+while k <= #KEYS do
+  local i = #buckets + 1
   local spec = spec_at(3 + (i - 1) * SPEC)
-  local b, reason = load_bucket(key, spec, now)
+  local keys
+  keys, k = bucket_keys(k, spec)
+  local b, reason = load_bucket(keys, spec, now)
   if not b then
     return redis.error_reply('STATE ' .. int(i - 1) .. ' ' .. reason)
   end
+  b.wanted = {key = keys[1], spec = spec}
+  b.switched = not same(b.spec, spec)
+  b.state = switch_to(b.state, b.spec, spec, now)
   b.current = spec.algorithm.at(b.state, spec, now)
   b.balance, b.grace = spec.algorithm.balance(b.current, spec, now)
   b.tier = tier_of(b)
@@ -55,18 +62,21 @@ local function answer(x)
   reply[#reply + 1] = int(x)
 end
 for _, b in ipairs(buckets) do
-  local algorithm = b.spec.algorithm
+  local spec = b.wanted.spec
+  local algorithm = spec.algorithm
   local amount, grace = charge_of(tier, b)
   if amount > 0 or grace > 0 then
     b.state = algorithm.charge(b.current, amount, grace)
-    b.balance, b.grace = algorithm.balance(b.state, b.spec, now)
-    save_bucket(b, now)
+    b.balance, b.grace = algorithm.balance(b.state, spec, now)
+  end
+  if amount > 0 or grace > 0 or b.switched and cost > 0 then
+    save_bucket(b, b.wanted.key, spec, now)
   end
   answer(b.tier)
   answer(b.balance)
   answer(b.grace)
-  answer(cost > b.spec.capacity and NEVER or algorithm.wait(b.state, b.spec, cost, now))
-  answer(algorithm.wait(b.state, b.spec, b.spec.capacity, now))
+  answer(cost > spec.capacity and NEVER or algorithm.wait(b.state, spec, cost, now))
+  answer(algorithm.wait(b.state, spec, spec.capacity, now))
   answer(amount)
   answer(grace)
   answer(algorithm.window(b.current))

@@ -1,6 +1,7 @@
 -- settle: applies one message of the response stream to one shard, exactly once.
 --
--- KEYS     the shard's meta, then a bucket per item
+-- KEYS     the shard's meta, then per item its bucket and, unless a daily quota, its key under the
+--          other algorithm. An item goes to the bucket as it is kept now
 -- ARGV     stream, prev, seq, boot ('' advances the cursor only), n, oldest, then per item:
 --          a spec (lib/bucket.lua), delta (micro-tokens; negative gives back), window charged,
 --          time of the charge (Unix microseconds)
@@ -11,6 +12,8 @@
 -- Errors   STATE <item> <reason>: that bucket can't be read; nothing was changed
 -- Go twin  bucket.State.Settle; memstore.Store.Settle
 --
+-- A bucket's settled counts on over streams, from the meta's base (begin.lua).
+--
 -- Mark (cursor, counter b:<boot> = "<n>:<seq>") and effect are one step, and the mark does not
 -- expire: a settlement that is repeated finds it.
 local ITEM = SPEC + 3 -- arguments an item takes
@@ -19,8 +22,9 @@ local meta = KEYS[1]
 local stream, boot = ARGV[1], ARGV[4]
 local prev, seq, n, oldest = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
-local m = redis.call('HMGET', meta, 'epoch', 'stream', 'cursor', 'b:' .. boot)
+local m = redis.call('HMGET', meta, 'epoch', 'stream', 'cursor', 'b:' .. boot, 'base')
 local cursor = tonumber(m[3] or '0')
+local place = tonumber(m[5] or '0') + seq
 if not m[1] or m[2] ~= stream then
   return {'lost', int(cursor)}
 elseif cursor < prev then
@@ -36,20 +40,26 @@ if boot ~= '' then
   if n <= counted then
     status, n = 'duplicate', counted
   else
-    local known = {} -- a bucket may have an item per window
-    for i = 2, #KEYS do
-      local at = 7 + (i - 2) * ITEM
-      local b = known[KEYS[i]]
+    local known, k = {}, 2 -- a bucket may have several items: one per window, or per algorithm
+    while k <= #KEYS do
+      local i = #items + 1
+      local at = 7 + (i - 1) * ITEM
+      local spec = spec_at(at)
+      local keys
+      keys, k = bucket_keys(k, spec)
+      local b = known[keys[1]]
       if not b then
-        local spec, reason = spec_at(at), nil
-        b, reason = load_bucket(KEYS[i], spec, now)
+        local reason
+        b, reason = load_bucket(keys, spec, now)
         if not b then
-          return redis.error_reply('STATE ' .. int(i - 2) .. ' ' .. reason)
+          return redis.error_reply('STATE ' .. int(i - 1) .. ' ' .. reason)
         end
-        b.due = b.settled < seq
-        known[KEYS[i]] = b
+        b.due = b.settled < place
+        for _, key in ipairs(keys) do
+          known[key] = b
+        end
       end
-      items[i - 1] = {bucket = b, delta = tonumber(ARGV[at + SPEC]), window = tonumber(ARGV[at + SPEC + 1]),
+      items[i] = {bucket = b, spec = spec, delta = tonumber(ARGV[at + SPEC]), window = tonumber(ARGV[at + SPEC + 1]),
         time = tonumber(ARGV[at + SPEC + 2])}
     end
   end
@@ -58,16 +68,18 @@ end
 local reply = {status, int(seq)}
 for _, item in ipairs(items) do
   local b, forgiven = item.bucket, 0
-  local algorithm, spec = b.spec.algorithm, b.spec
+  local spec = kept(b.spec, item.spec)
+  local algorithm = spec.algorithm
+  -- an absent bucket was full when it was charged
+  b.state = b.absent and algorithm.full(spec, min(item.time, now)) or algorithm.at(b.state, spec, now)
   if b.due then
-    -- an absent bucket was full when it was charged
-    local state = b.absent and algorithm.full(spec, min(item.time, now)) or algorithm.at(b.state, spec, now)
-    state, forgiven = algorithm.settle(state, spec, item.delta, item.window)
-    b.state = algorithm.at(state, spec, now)
-    b.settled = seq
-    save_bucket(b, now)
+    local index = same(spec, item.spec) and item.window or algorithm.window(b.state)
+    b.state, forgiven = algorithm.settle(b.state, spec, item.delta, index)
+    b.state = algorithm.at(b.state, spec, now)
+    b.settled = place
+    save_bucket(b, b.key, spec, now)
   end
-  reply[#reply + 1] = int((algorithm.balance(algorithm.at(b.state, spec, now), spec, now)))
+  reply[#reply + 1] = int((algorithm.balance(b.state, spec, now)))
   reply[#reply + 1] = int(forgiven)
   reply[#reply + 1] = int(b.gen)
   reply[#reply + 1] = int(b.seq)

@@ -1,5 +1,5 @@
 -- token: the token bucket with grace and debt. Go twin: pkg/bucket/token.go, which explains it.
--- State: {tokens, grace, last}. Hash: tokens (decimal, six places), last_updated, grace, cap, rate.
+-- State: {tokens, grace, last}. Hash: tokens (decimal, six places), last_updated, grace.
 local token = {}
 
 function token.full(spec, now)
@@ -25,7 +25,7 @@ end
 
 function token.save(key, s, spec)
   redis.call('HSET', key, 'tokens', tokens_text(s.tokens), 'last_updated', int(s.last), 'grace', int(s.grace),
-    'cap', int(spec.capacity), 'rate', int(spec.rate))
+    'rate', int(spec.rate))
 end
 
 function token.at(s, spec, now)
@@ -76,7 +76,7 @@ function token.settle(s, spec, delta, window)
 end
 
 function token.lifetime(s, spec, now)
-  return max(120 * SECOND, time_for(spec.capacity - s.tokens, spec.slowest),
+  return max(0, s.last - now) + max(120 * SECOND, time_for(spec.capacity - s.tokens, spec.slowest),
     time_for(5 * (spec.grace - s.grace), spec.slowest))
 end
 

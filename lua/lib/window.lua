@@ -1,6 +1,6 @@
 -- window: the sliding window counter. Go twin: pkg/bucket/window.go, which explains it.
 -- State: {index, amount, grace, prev_amount, prev_grace}. Hash: a field per window, named by
--- its index, "<amount>:<grace>" in micro-tokens; the newest two count.
+-- its index, "<amount>:<grace>" in micro-tokens, of which the newest two count; window, the length.
 local window = {}
 
 function window.length(spec)
@@ -38,6 +38,9 @@ end
 -- save(key, s, spec, h): writes the two windows; h, what was there before, tells the fields to prune.
 function window.save(key, s, spec, h)
   redis.call('HSET', key, int(s.index), int(s.amount) .. ':' .. int(s.grace))
+  if spec.window > 0 and h.window ~= int(spec.window) then
+    redis.call('HSET', key, 'window', int(spec.window))
+  end
   if s.prev_amount > 0 or s.prev_grace > 0 then
     redis.call('HSET', key, int(s.index - 1), int(s.prev_amount) .. ':' .. int(s.prev_grace))
   end
@@ -59,12 +62,17 @@ function window.at(s, spec, now)
   return {index = index, amount = 0, grace = 0, prev_amount = 0, prev_grace = 0}
 end
 
-function window.balance(s, spec, now)
+-- used(s, spec, now): what counts against the limit and against grace; s must be at now.
+function window.used(s, spec, now)
   local length = window.length(spec)
   local left = length - max(0, now - s.index * length)
-  local used = muldiv(s.prev_amount, left, length) + s.amount
-  local grace_used = muldiv(s.prev_grace, left, length) + s.grace
-  return spec.capacity - floor_to(used, ONE), max(0, spec.grace - floor_to(grace_used, ONE))
+  local amount, grace = muldiv(s.prev_amount, left, length), muldiv(s.prev_grace, left, length)
+  return amount + s.amount, grace + s.grace
+end
+
+function window.balance(s, spec, now)
+  local amount, grace = window.used(s, spec, now)
+  return spec.capacity - floor_to(amount, ONE), max(0, spec.grace - floor_to(grace, ONE))
 end
 
 local function falls(prev, bound, length)
@@ -114,7 +122,8 @@ function window.settle(s, spec, delta, index)
 end
 
 function window.lifetime(s, spec, now)
-  return max(120 * SECOND, 2 * window.length(spec) + 60 * SECOND)
+  local length = window.length(spec)
+  return max(0, s.index * length - now) + max(120 * SECOND, 2 * length + 60 * SECOND)
 end
 
 function window.window(s)

@@ -88,11 +88,11 @@ func (st State) Settle(s Spec, delta, window int64) (_ State, forgiven int64) {
 func (st State) Lifetime(s Spec, now int64) int64 {
 	switch st.Kind {
 	case SlidingWindow:
-		return st.Window.lifetime(s)
+		return st.Window.lifetime(s, now)
 	case DailyQuota:
 		return st.Window.dayLifetime(now)
 	default:
-		return st.Token.lifetime(s)
+		return st.Token.lifetime(s, now)
 	}
 }
 

@@ -64,10 +64,11 @@ func (t Token) settle(s Spec, delta int64) (_ Token, forgiven int64) {
 	return t, delta - taken
 }
 
-// lifetime is the time to live of a bucket just written: until balance and grace are full at
-// the slowest rate the bucket may see, and at least two minutes.
-func (t Token) lifetime(s Spec) int64 {
-	return max(120*second,
+// lifetime is the time to live of a bucket written at now: until balance and grace are full at
+// the slowest rate the bucket may see, and at least two minutes; from Last, where the clock has
+// gone back behind it.
+func (t Token) lifetime(s Spec, now int64) int64 {
+	return max(0, t.Last-now) + max(120*second,
 		timeFor(s.Capacity-t.Tokens, s.SlowestRate),
 		timeFor(5*(s.Grace-t.Grace), s.SlowestRate))
 }

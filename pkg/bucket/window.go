@@ -31,14 +31,19 @@ func (w Window) left(length, now int64) int64 {
 	return length - max(0, now-w.Index*length)
 }
 
-// room is L_eff - floor(prev·(1-ρ) + cur), floored to whole tokens, and the same of the grace
+// used is prev·(1-ρ) + cur, of the limit and of grace; w must be at now.
+func (w Window) used(length, now int64) (amount, grace int64) {
+	left := w.left(length, now)
+	amount, _ = mulDiv(w.Prev.Amount, left, length)
+	grace, _ = mulDiv(w.Prev.Grace, left, length)
+	return amount + w.Cur.Amount, grace + w.Cur.Grace
+}
+
+// room is L_eff - N, N being what is used floored to whole tokens, and the same of the grace
 // buffer. The room is negative where settlements went above the limit. w must be at now.
 func (w Window) room(s Spec, now int64) (room, grace int64) {
-	length := s.Window * second
-	left := w.left(length, now)
-	used, _ := mulDiv(w.Prev.Amount, left, length)
-	graceUsed, _ := mulDiv(w.Prev.Grace, left, length)
-	return s.Capacity - floorTo(used+w.Cur.Amount, One), max(0, s.Grace-floorTo(graceUsed+w.Cur.Grace, One))
+	amount, spent := w.used(s.Window*second, now)
+	return s.Capacity - floorTo(amount, One), max(0, s.Grace-floorTo(spent, One))
 }
 
 // until is how long after now the room reaches target ≤ Capacity, if nothing is charged.
@@ -89,8 +94,8 @@ func (w Window) settle(s Spec, delta, index int64) (_ Window, forgiven int64) {
 	return w, delta - taken
 }
 
-// lifetime is the time to live of a window just written: its counts weigh until the end of
+// lifetime is the time to live of a window written at now: its counts weigh until the end of
 // the next window; a minute's margin on top.
-func (w Window) lifetime(s Spec) int64 {
-	return max(120*second, 2*s.Window*second+60*second)
+func (w Window) lifetime(s Spec, now int64) int64 {
+	return max(0, w.Index*s.Window*second-now) + max(120*second, 2*s.Window*second+60*second)
 }

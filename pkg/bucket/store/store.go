@@ -46,7 +46,9 @@ type Store interface {
 	Meta(ctx context.Context, shard int) (Meta, error)
 
 	// Begin gives a shard without an epoch one, and places its cursor: settlement
-	// starts after cursor. It changes nothing where an epoch exists, and returns what is in force.
+	// starts after cursor. In a shard of another stream it places the cursor too, and leaves the
+	// rest: buckets, epoch and the counters of boots. It changes nothing in a shard of this stream,
+	// and returns what is in force.
 	Begin(ctx context.Context, shard int, stream string, cursor uint64) (Meta, error)
 }
 

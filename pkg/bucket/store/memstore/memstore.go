@@ -19,9 +19,11 @@ type Store struct {
 // shard is what Redis holds under one hash tag.
 type shard struct {
 	mu      sync.Mutex
-	buckets map[key]entry
+	buckets map[key]Bucket
 	meta    store.Meta
-	boots   map[string]counter
+	// base is what earlier streams counted up to; base + sequence never falls.
+	base  uint64
+	boots map[string]counter
 }
 
 // key names a bucket. The kind stands for the key's prefix in Redis.
@@ -30,12 +32,28 @@ type key struct {
 	scope, client string
 }
 
-// entry is what the fields of a bucket's hash hold, and its time to live.
-type entry struct {
-	state    bucket.State
-	gen, seq int64
-	settled  uint64
-	expires  int64
+// other is the key under which the bucket was kept before its algorithm was switched.
+func (k key) other() key {
+	switch k.kind {
+	case bucket.TokenBucket:
+		k.kind = bucket.SlidingWindow
+	case bucket.SlidingWindow:
+		k.kind = bucket.TokenBucket
+	}
+	return k
+}
+
+// Bucket is a stored bucket: what the fields of its hash hold in Redis, and its time to live.
+type Bucket struct {
+	State bucket.State
+	// Spec is the one it was last written under.
+	Spec bucket.Spec
+	// Gen is the clock at its creation, Seq counts changes since, Settled is the last stream
+	// sequence settled into it.
+	Gen, Seq int64
+	Settled  uint64
+	// Expires is when the bucket is gone, Unix microseconds; whole milliseconds, as in Redis.
+	Expires int64
 }
 
 // counter is the last batch settled of a boot, and the sequence it came under.
@@ -50,7 +68,7 @@ func New(clock func() int64) *Store {
 	}
 	s := &Store{clock: clock}
 	for i := range s.shards {
-		s.shards[i].buckets = map[key]entry{}
+		s.shards[i].buckets = map[key]Bucket{}
 		s.shards[i].boots = map[string]counter{}
 	}
 	return s
@@ -71,12 +89,12 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 
 	var (
 		entries [store.MaxLimits]bucket.Entry
-		stored  [store.MaxLimits]entry
+		stored  [store.MaxLimits]Bucket
 	)
 	decided := entries[:len(c.Limits)]
 	for i, l := range c.Limits {
-		stored[i] = sh.read(key{l.Spec.Kind, l.Scope, c.Client}, l.Spec, now)
-		decided[i] = bucket.Entry{Spec: l.Spec, State: stored[i].state}
+		_, stored[i] = sh.read(key{l.Spec.Kind, l.Scope, c.Client}, l.Spec, now)
+		decided[i] = bucket.Entry{Spec: l.Spec, State: stored[i].State.As(stored[i].Spec, l.Spec, now)}
 	}
 	d := store.Decision{
 		Tier:   bucket.Decide(decided, c.Cost, now, c.Shadow),
@@ -84,8 +102,9 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 		Limits: make([]store.LimitState, len(c.Limits)),
 	}
 	for i, e := range decided {
-		if e.Charged > 0 || e.GraceCharged > 0 {
-			stored[i].state = e.State
+		switched := stored[i].Spec.Kind != e.Spec.Kind || stored[i].Spec.Window != e.Spec.Window
+		if e.Charged > 0 || e.GraceCharged > 0 || switched && c.Cost > 0 {
+			stored[i].State = e.State
 			sh.write(key{e.Spec.Kind, c.Limits[i].Scope, c.Client}, &stored[i], e.Spec, now)
 		}
 		d.Limits[i] = store.LimitState{
@@ -97,9 +116,9 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 			Charged:      e.Charged,
 			GraceCharged: e.GraceCharged,
 			Window:       e.Window,
-			Gen:          stored[i].gen,
-			Seq:          stored[i].seq,
-			Settled:      stored[i].settled,
+			Gen:          stored[i].Gen,
+			Seq:          stored[i].Seq,
+			Settled:      stored[i].Settled,
 		}
 	}
 	return d, nil
@@ -148,86 +167,110 @@ func (s *Store) Settle(ctx context.Context, st store.Settlement) (store.Settled,
 
 func (sh *shard) apply(st store.Settlement, now int64) []store.ItemState {
 	out := make([]store.ItemState, len(st.Items))
+	due := map[key]bool{} // a bucket may have several items: one per window, or per algorithm
 	for i, it := range st.Items {
-		k := key{it.Spec.Kind, it.Scope, it.Client}
-		e := sh.read(k, it.Spec, now)
-		if e.gen == 0 { // absent, so full when it was charged
-			e.state = bucket.Full(it.Spec, min(it.Time, now))
+		k, e := sh.read(key{it.Spec.Kind, it.Scope, it.Client}, it.Spec, now)
+		if _, seen := due[k]; !seen {
+			due[k] = e.Settled < sh.base+st.Seq
 		}
-		if e.settled < st.Seq || named(st.Items[:i], it) {
-			var forgiven int64
-			if e.gen != 0 {
-				e.state = e.state.At(it.Spec, now)
-			}
-			e.state, forgiven = e.state.Settle(it.Spec, it.Delta, it.Window)
-			e.state = e.state.At(it.Spec, now)
-			e.settled = st.Seq
-			out[i].Forgiven = forgiven
-			sh.write(k, &e, it.Spec, now)
+		spec := kept(e.Spec, it.Spec)
+		if e.Gen == 0 { // absent, so full when it was charged
+			e.State = bucket.Full(spec, min(it.Time, now))
+		} else {
+			e.State = e.State.At(spec, now)
 		}
-		out[i].Remaining, _ = e.state.At(it.Spec, now).Balance(it.Spec, now)
-		out[i].Gen, out[i].Seq = e.gen, e.seq
+		if due[k] {
+			e.State, out[i].Forgiven = e.State.Settle(spec, it.Delta, e.State.WindowOf(it.Window, it.Spec, spec))
+			e.State = e.State.At(spec, now)
+			e.Settled = sh.base + st.Seq
+			sh.write(k, &e, spec, now)
+		}
+		out[i].Remaining, _ = e.State.Balance(spec, now)
+		out[i].Gen, out[i].Seq = e.Gen, e.Seq
 	}
 	return out
 }
 
-// named says whether an item before it, of the same settlement, is about the same bucket.
-func named(before []store.Item, it store.Item) bool {
-	for _, b := range before {
-		if b.Client == it.Client && b.Scope == it.Scope && b.Spec.Kind == it.Spec.Kind {
-			return true
-		}
+// kept is the spec to settle an item of spec into a bucket last written under stored: the
+// item's own, unless the algorithm or window has been switched since it was charged.
+func kept(stored, spec bucket.Spec) bucket.Spec {
+	if stored.Kind == spec.Kind && stored.Window == spec.Window {
+		return spec
 	}
-	return false
+	stored.Grace, stored.MaxDebt = spec.Grace, spec.MaxDebt
+	if stored.Kind == bucket.TokenBucket {
+		stored.SlowestRate = max(1, stored.Rate/5) // no slower than at bucket.FloorMultiplier
+	}
+	return stored
+}
+
+// Bucket is a client's bucket as it is stored, if it is: for tests and for looking at it.
+func (s *Store) Bucket(kind bucket.Kind, scope, client string) (Bucket, bool) {
+	sh := &s.shards[store.ShardOf(client)]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	e, ok := sh.buckets[key{kind, scope, client}]
+	return e, ok && e.Expires > s.clock()
 }
 
 // Meta implements store.Store.
-func (s *Store) Meta(ctx context.Context, shard int) (store.Meta, error) {
-	if err := store.ValidateShard(shard); err != nil {
+func (s *Store) Meta(ctx context.Context, i int) (store.Meta, error) {
+	if err := store.ValidateShard(i); err != nil {
 		return store.Meta{}, err
 	}
-	return s.onMeta(ctx, shard, func(*store.Meta) {})
+	return s.onMeta(ctx, i, func(*shard) {})
 }
 
 // Begin implements store.Store.
-func (s *Store) Begin(ctx context.Context, shard int, stream string, cursor uint64) (store.Meta, error) {
-	if err := store.ValidateBegin(shard, stream, cursor); err != nil {
+func (s *Store) Begin(ctx context.Context, i int, stream string, cursor uint64) (store.Meta, error) {
+	if err := store.ValidateBegin(i, stream, cursor); err != nil {
 		return store.Meta{}, err
 	}
-	return s.onMeta(ctx, shard, func(m *store.Meta) {
-		if m.Epoch == "" {
-			*m = store.Meta{Epoch: strconv.FormatInt(s.clock(), 10), Stream: stream, Cursor: cursor}
+	return s.onMeta(ctx, i, func(sh *shard) {
+		if sh.meta.Epoch == "" {
+			sh.meta.Epoch = strconv.FormatInt(s.clock(), 10)
+		} else if sh.meta.Stream == stream {
+			return
 		}
+		sh.base += sh.meta.Cursor
+		sh.meta.Stream, sh.meta.Cursor = stream, cursor
 	})
 }
 
-func (s *Store) onMeta(ctx context.Context, shard int, change func(*store.Meta)) (store.Meta, error) {
+func (s *Store) onMeta(ctx context.Context, i int, change func(*shard)) (store.Meta, error) {
 	if ctx.Err() != nil {
 		return store.Meta{}, store.ErrUnavailable
 	}
-	sh := &s.shards[shard]
+	sh := &s.shards[i]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	change(&sh.meta)
+	change(sh)
 	return sh.meta, nil
 }
 
-// read is the bucket as stored, or a full one with gen 0.
-func (sh *shard) read(k key, spec bucket.Spec, now int64) entry {
-	if e, ok := sh.buckets[k]; ok && e.expires > now {
-		return e
+// read is the bucket as stored, under k or under its other key, and the key; where there is
+// none a full one with gen 0.
+func (sh *shard) read(k key, spec bucket.Spec, now int64) (key, Bucket) {
+	for _, k := range [...]key{k, k.other()} {
+		if e, ok := sh.buckets[k]; ok && e.Expires > now {
+			return k, e
+		}
 	}
-	return entry{state: bucket.Full(spec, now)}
+	return k, Bucket{State: bucket.Full(spec, now), Spec: spec}
 }
 
-// write stores e as the bucket's next change.
-func (sh *shard) write(k key, e *entry, spec bucket.Spec, now int64) {
-	if e.gen == 0 {
-		e.gen = now
+// write stores e under k, and nowhere else, as the bucket's next change.
+func (sh *shard) write(k key, e *Bucket, spec bucket.Spec, now int64) {
+	if e.Gen == 0 {
+		e.Gen = now
 		sh.sweep(now)
 	}
-	e.seq++
-	e.expires = now + e.state.Lifetime(spec, now)
+	if e.Spec.Kind != spec.Kind {
+		delete(sh.buckets, k.other())
+	}
+	e.Spec = spec
+	e.Seq++
+	e.Expires = (now + e.State.Lifetime(spec, now) + 999) / 1000 * 1000
 	sh.buckets[k] = *e
 }
 
@@ -237,7 +280,7 @@ func (sh *shard) sweep(now int64) {
 	const atOnce = 4
 	n := 0
 	for k, e := range sh.buckets {
-		if e.expires <= now {
+		if e.Expires <= now {
 			delete(sh.buckets, k)
 		}
 		if n++; n == atOnce {

@@ -11,3 +11,7 @@ import (
 func TestConformance(t *testing.T) {
 	storetest.Run(t, func(*testing.T) store.Store { return memstore.New(nil) })
 }
+
+func TestScenarios(t *testing.T) {
+	storetest.Scenarios(t, "../testdata", storetest.OnMemory)
+}

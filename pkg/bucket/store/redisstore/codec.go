@@ -15,14 +15,14 @@ func appendSpec(args []any, s bucket.Spec) []any {
 
 // checkCall is the keys and arguments of check.lua.
 func checkCall(c store.Check) (keys []string, args []any) {
-	keys = make([]string, len(c.Limits))
+	keys = make([]string, 0, 2*len(c.Limits))
 	args = make([]any, 2, 2+7*len(c.Limits))
 	args[0], args[1] = c.Cost, 0
 	if c.Shadow {
 		args[1] = 1
 	}
-	for i, l := range c.Limits {
-		keys[i] = bucketKey(l.Spec.Kind, l.Scope, c.Client)
+	for _, l := range c.Limits {
+		keys = appendBucketKeys(keys, l.Spec.Kind, l.Scope, c.Client)
 		args = appendSpec(args, l.Spec)
 	}
 	return keys, args
@@ -30,12 +30,12 @@ func checkCall(c store.Check) (keys []string, args []any) {
 
 // settleCall is the keys and arguments of settle.lua.
 func settleCall(s store.Settlement) (keys []string, args []any) {
-	keys = make([]string, 1, 1+len(s.Items))
+	keys = make([]string, 1, 1+2*len(s.Items))
 	keys[0] = metaKey(s.Shard)
 	args = make([]any, 0, 6+10*len(s.Items))
 	args = append(args, s.Stream, s.Prev, s.Seq, s.Boot, s.N, s.Oldest)
 	for _, it := range s.Items {
-		keys = append(keys, bucketKey(it.Spec.Kind, it.Scope, it.Client))
+		keys = appendBucketKeys(keys, it.Spec.Kind, it.Scope, it.Client)
 		args = append(appendSpec(args, it.Spec), it.Delta, it.Window, it.Time)
 	}
 	return keys, args

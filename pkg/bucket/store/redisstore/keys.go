@@ -34,6 +34,19 @@ func bucketKey(kind bucket.Kind, scope, client string) string {
 	}
 }
 
+// appendBucketKeys adds the keys a bucket may be under: its kind's, then, for kinds that
+// can be switched, the other's.
+func appendBucketKeys(keys []string, kind bucket.Kind, scope, client string) []string {
+	keys = append(keys, bucketKey(kind, scope, client))
+	switch kind {
+	case bucket.TokenBucket:
+		keys = append(keys, bucketKey(bucket.SlidingWindow, scope, client))
+	case bucket.SlidingWindow:
+		keys = append(keys, bucketKey(bucket.TokenBucket, scope, client))
+	}
+	return keys
+}
+
 // metaKey names a shard's settlement state.
 func metaKey(shard int) string { return "ratelimit:meta:" + hashTag(shard) }
 

@@ -61,6 +61,7 @@ func Start(t testing.TB, args ...string) *Server {
 		t.Fatalf("no Redis for this test: set %s, or install redis-server (apt-get install redis-server), or docker", EnvURL)
 	}
 	s.run(t)
+	s.listening(t)
 	s.Client = redis.NewClient(&redis.Options{Addr: s.Addr, DialerRetries: 1})
 	t.Cleanup(func() {
 		s.Client.Close()
@@ -122,6 +123,18 @@ func (s *Server) startContainer(t testing.TB, args []string) {
 		t.Fatalf("docker port: %v: %s", err, out)
 	}
 	s.Addr, _, _ = strings.Cut(strings.TrimSpace(string(out)), "\n")
+}
+
+// listening waits until the server can be connected to.
+func (s *Server) listening(t testing.TB) {
+	t.Helper()
+	Await(t, "redis at "+s.Addr+" to listen", func() error {
+		c, err := net.Dial("tcp", s.Addr)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
 }
 
 // await waits until the server answers.
@@ -193,5 +206,6 @@ func (s *Server) Restart(t testing.TB) {
 		t.Fatal("only a killed server of this test's own can be restarted")
 	}
 	s.run(t)
+	s.listening(t)
 	s.await(t)
 }

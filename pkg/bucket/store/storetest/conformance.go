@@ -40,6 +40,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		"SettleMovesBuckets":          testSettleBuckets,
 		"SettleForgives":              testSettleForgives,
 		"SettleOncePerBucket":         testSettleOncePerBucket,
+		"SettleAnotherStream":         testSettleAnotherStream,
 		"SettlePrunesBoots":           testSettlePrunesBoots,
 		"CancelledContext":            testCancelled,
 	} {
@@ -362,7 +363,7 @@ func testMeta(t *testing.T, s store.Store) {
 	if first.Epoch == "" || first.Stream != "stream-1" || first.Cursor != 42 {
 		t.Errorf("begun: %+v", first)
 	}
-	again, err := s.Begin(t.Context(), 7, "stream-2", 1)
+	again, err := s.Begin(t.Context(), 7, "stream-1", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,6 +373,11 @@ func testMeta(t *testing.T, s store.Store) {
 		t.Fatal(err)
 	}
 	equal(t, "meta", m, first)
+	moved, err := s.Begin(t.Context(), 7, "stream-2", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "begun in another stream", moved, store.Meta{Epoch: first.Epoch, Stream: "stream-2", Cursor: 1})
 	if other, err := s.Meta(t.Context(), 8); err != nil || other != (store.Meta{}) {
 		t.Errorf("another shard: %+v, %v", other, err)
 	}
@@ -456,6 +462,30 @@ func testSettleForgives(t *testing.T, s store.Store) {
 	d := check(t, s, "c", one, limit("r", spec))
 	equal(t, "tier", d.Tier, bucket.Red)
 	near(t, "wait in seconds", d.Limits[0].Wait/1e6, 21*one)
+}
+
+// A stream that was made anew counts from 1: its messages are settled into buckets that
+// have seen higher sequences, and batches that were in the old stream too are known.
+func testSettleAnotherStream(t *testing.T, s store.Store) {
+	shard := begin(t, s, "c")
+	l := limit("r", still(100))
+	at := func(stream string, seq, n uint64) store.Settlement {
+		return store.Settlement{Shard: shard, Stream: stream, Seq: seq, Boot: "b", N: n,
+			Items: []store.Item{{Client: "c", Scope: "r", Spec: l.Spec, Delta: 10 * one}}}
+	}
+	check(t, s, "c", one, l)
+	settle(t, s, at("s", 1000, 1), store.Applied)
+	settle(t, s, at("s2", 1, 2), store.Lost)
+	for i, stream := range []string{"s2", "s3"} {
+		if _, err := s.Begin(t.Context(), shard, stream, 0); err != nil {
+			t.Fatal(err)
+		}
+		n := uint64(i + 1)
+		settle(t, s, at(stream, 1, n), store.Duplicate)
+		got := settle(t, s, at(stream, 2, n+1), store.Applied)
+		near(t, "remaining", got.Items[0].Remaining, (99-10*int64(n+1))*one)
+		settle(t, s, at(stream, 2, n+1), store.Behind)
+	}
 }
 
 // A bucket that a later sequence has been settled into takes no earlier one, whatever the cursor.

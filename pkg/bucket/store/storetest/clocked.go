@@ -1,0 +1,78 @@
+package storetest
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store/memstore"
+)
+
+// Epoch is time 0 of tests on a set clock: midnight of 2100-01-01 UTC, in Unix microseconds. It lies ahead of
+// Redis' own clock, which goes on deciding what has expired.
+const Epoch = 4_102_444_800_000_000
+
+// Clocked is an empty store whose clock the test sets, and whose content it can see.
+type Clocked interface {
+	store.Store
+	// SetClock makes it now o'clock, Unix microseconds. What is due to expire by then is gone.
+	SetClock(now int64)
+	// Stored is a bucket's hash, field by field as Redis holds it, and when it expires, in Unix
+	// milliseconds; nil where there is none.
+	Stored(kind bucket.Kind, scope, client string) (fields map[string]string, expires int64)
+}
+
+// OnMemory is a memstore on a set clock.
+func OnMemory(testing.TB) Clocked {
+	m := &memory{now: Epoch}
+	m.Store = memstore.New(func() int64 { return m.now })
+	return m
+}
+
+type memory struct {
+	*memstore.Store
+	now int64
+}
+
+func (m *memory) SetClock(now int64) { m.now = now }
+
+func (m *memory) Stored(kind bucket.Kind, scope, client string) (map[string]string, int64) {
+	b, ok := m.Bucket(kind, scope, client)
+	if !ok {
+		return nil, 0
+	}
+	integer := func(n int64) string { return strconv.FormatInt(n, 10) }
+	fields := map[string]string{
+		"gen":     integer(b.Gen),
+		"seq":     integer(b.Seq),
+		"settled": strconv.FormatUint(b.Settled, 10),
+		"cap":     integer(b.Spec.Capacity),
+	}
+	if kind == bucket.TokenBucket {
+		fields["tokens"] = tokens(b.State.Token.Tokens)
+		fields["grace"] = integer(b.State.Token.Grace)
+		fields["last_updated"] = integer(b.State.Token.Last)
+		fields["rate"] = integer(b.Spec.Rate)
+		return fields, b.Expires / 1000
+	}
+	if kind == bucket.SlidingWindow {
+		fields["window"] = integer(b.Spec.Window)
+	}
+	w := b.State.Window
+	fields[integer(w.Index)] = fmt.Sprintf("%d:%d", w.Cur.Amount, w.Cur.Grace)
+	if w.Prev != (bucket.Count{}) {
+		fields[integer(w.Index-1)] = fmt.Sprintf("%d:%d", w.Prev.Amount, w.Prev.Grace)
+	}
+	return fields, b.Expires / 1000
+}
+
+// tokens is micro-tokens as a decimal number of tokens.
+func tokens(micro int64) string {
+	sign := ""
+	if micro < 0 {
+		sign, micro = "-", -micro
+	}
+	return fmt.Sprintf("%s%d.%06d", sign, micro/one, micro%one)
+}
