@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
 	"github.com/aegisrate/aegisrate/pkg/bus"
@@ -130,6 +132,23 @@ func (s *Server) Provisioned(t testing.TB) *bus.Bus {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// DeleteStream removes a stream and all that is in it, as an operator may.
+func (s *Server) DeleteStream(t testing.TB, name string) {
+	t.Helper()
+	conn, err := nats.Connect("", nats.InProcessServer(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err == nil {
+		err = js.DeleteStream(t.Context(), name)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Await waits until the condition holds, ten seconds at most.
