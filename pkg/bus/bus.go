@@ -85,7 +85,7 @@ type Bus struct {
 	js       jetstream.JetStream
 	log      zerolog.Logger
 	replicas int
-	denials  denials
+	calls    calls
 
 	outgoing chan outgoing
 	closing  chan struct{}
@@ -256,6 +256,7 @@ func (b *Bus) onConnect(c *nats.Conn) {
 
 func (b *Bus) onDisconnect(c *nats.Conn, err error) {
 	b.refresh(c)
+	b.calls.lost()
 	if err != nil { // nil: closed on purpose
 		b.log.Warn().Err(err).Msg("lost the connection to NATS")
 	}
@@ -271,7 +272,7 @@ func (b *Bus) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		b.denied.Add(1)
-		b.denials.report(err)
+		b.calls.denied(err)
 		b.log.Error().Err(err).Msg("denied by NATS: check the permissions of this service's user")
 	case errors.Is(err, nats.ErrSlowConsumer):
 		b.slow.Add(1)

@@ -42,9 +42,9 @@ const (
 )
 
 // classify wraps err in the error of this package that it stands for. ctx is
-// the context the operation ran under: it knows of a denial.
+// the context the operation ran under, from calls.begin.
 func classify(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); errors.Is(cause, ErrDenied) {
+	if cause := context.Cause(ctx); errors.Is(cause, ErrDenied) || errors.Is(cause, ErrUnavailable) {
 		return cause
 	}
 	kind := ErrUnavailable

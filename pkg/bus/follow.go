@@ -119,21 +119,12 @@ type follower struct {
 // session reads the stream through one consumer, until that breaks.
 func (f *follower) session(ctx context.Context) error {
 	b := f.bus
-	ctx, cancel := b.denials.watch(ctx, apiOf(f.stream))
+	// A lost connection ends the session: the consumer may be gone, or what it sent lost.
+	ctx, cancel := b.calls.begin(ctx, apiOf(f.stream))
 	defer cancel()
-	// A reconnect ends the session: the consumer may be gone, or what it sent lost.
-	connect := b.nextConnect()
 	if !b.Connected() {
 		return fmt.Errorf("%w: not connected", ErrUnavailable)
 	}
-	go func() {
-		select {
-		case <-connect:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-
 	cons, err := f.consumer(ctx)
 	if err != nil {
 		return err
@@ -232,7 +223,7 @@ func (f *follower) remove(consumer string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	ctx, stop := f.bus.denials.watch(ctx, apiOf(f.stream))
+	ctx, stop := f.bus.calls.begin(ctx, apiOf(f.stream))
 	defer stop()
 	if err := f.bus.js.DeleteConsumer(ctx, f.stream, consumer); err != nil {
 		f.bus.log.Debug().Err(err).Str("stream", f.stream).Msg("left a consumer to expire")

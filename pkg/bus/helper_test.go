@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -33,7 +34,7 @@ func provision(t *testing.T, b *bus.Bus, s events.Stream) {
 // raw is a plain client, for what the bus does not do.
 func raw(t *testing.T, s *bustest.Server) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect("", nats.InProcessServer(s), nats.MaxReconnects(-1))
+	nc, err := nats.Connect("", nats.InProcessServer(s), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}

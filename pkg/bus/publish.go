@@ -41,7 +41,7 @@ func (b *Bus) Publish(ctx context.Context, subject string, data []byte, opts ...
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	ctx, stop := b.denials.watch(ctx, exactly(subject))
+	ctx, stop := b.calls.begin(ctx, exactly(subject))
 	defer stop()
 	ack, err := b.js.PublishMsg(ctx, &nats.Msg{Subject: subject, Data: data}, append(o.js, jetstream.WithRetryAttempts(0))...)
 	if err != nil {

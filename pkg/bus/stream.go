@@ -121,9 +121,9 @@ func (b *Bus) Purge(ctx context.Context, stream string, below uint64) error {
 	return nil
 }
 
-// call bounds a JetStream request about one stream, and ends it when the server denies it.
+// call bounds a JetStream request about one stream, and ends it when no answer can come.
 func (b *Bus) call(ctx context.Context, stream string) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	ctx, stop := b.denials.watch(ctx, apiOf(stream))
+	ctx, stop := b.calls.begin(ctx, apiOf(stream))
 	return ctx, func() { stop(); cancel() }
 }
