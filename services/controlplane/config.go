@@ -1,0 +1,82 @@
+package controlplane
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/aegisrate/aegisrate/pkg/policy"
+)
+
+// Config is how a controlplane behaves; the tags are kong's.
+type Config struct {
+	Addr           string        `name:"addr" env:"AEGIS_CONTROLPLANE_ADDR" default:"127.0.0.1:8090" help:"Where the admin API is served."`
+	PolicyFile     string        `name:"policy-file" env:"AEGIS_CONTROLPLANE_POLICY_FILE" type:"path" help:"Policy (YAML or JSON) to begin with where NATS holds no config yet."`
+	AdminToken     string        `name:"admin-token" env:"AEGIS_ADMIN_TOKEN" help:"Token that X-Admin-Token must carry. Without one, only HTTP callers on this machine are served."`
+	AdminTokenFile string        `name:"admin-token-file" env:"AEGIS_ADMIN_TOKEN_FILE" type:"path" help:"File holding the admin token, read at the start."`
+	DrainTimeout   time.Duration `name:"drain-timeout" env:"AEGIS_CONTROLPLANE_DRAIN_TIMEOUT" default:"5s" help:"On shutdown, how long requests under way may take."`
+
+	// AllowTokenlessNATS takes commands over NATS although there is no token: for
+	// `aegis up`, whose NATS serves this machine only.
+	AllowTokenlessNATS bool `kong:"-"`
+}
+
+// DefaultConfig is what the flags default to.
+func DefaultConfig() Config {
+	return Config{Addr: "127.0.0.1:8090", DrainTimeout: 5 * time.Second}
+}
+
+// Validate reports the first setting that can't work.
+func (c Config) Validate() error {
+	switch {
+	case c.Addr == "":
+		return errors.New("addr: must be set, for instance 127.0.0.1:8090")
+	case c.AdminToken != "" && c.AdminTokenFile != "":
+		return errors.New("admin-token, admin-token-file: set one of them, not both")
+	case c.DrainTimeout < 0:
+		return errors.New("drain-timeout: must not be negative")
+	}
+	return nil
+}
+
+// StopTimeout bounds how long Run takes after its context ends.
+func (c Config) StopTimeout() time.Duration { return c.DrainTimeout + auditFlush + 5*time.Second }
+
+// tokenDigest is the SHA-256 of the admin token, nil where none is configured.
+// A file that is empty is an error: it would open what its owner meant to close.
+func (c Config) tokenDigest() (*[sha256.Size]byte, error) {
+	token := []byte(c.AdminToken)
+	if c.AdminTokenFile != "" {
+		data, err := os.ReadFile(c.AdminTokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("admin-token-file: %w", err)
+		}
+		if token = bytes.TrimRight(data, "\r\n"); len(token) == 0 {
+			return nil, fmt.Errorf("admin-token-file: %s is empty", c.AdminTokenFile)
+		}
+	}
+	if len(token) == 0 {
+		return nil, nil
+	}
+	digest := sha256.Sum256(token)
+	return &digest, nil
+}
+
+// policy reads the policy to begin with, nil where none is configured.
+func (c Config) policy() (*policy.Policy, error) {
+	if c.PolicyFile == "" {
+		return nil, nil
+	}
+	doc, err := os.ReadFile(c.PolicyFile)
+	if err != nil {
+		return nil, fmt.Errorf("policy-file: %w", err)
+	}
+	p, err := policy.Parse(doc)
+	if err != nil {
+		return nil, fmt.Errorf("policy-file: %s: %w", c.PolicyFile, err)
+	}
+	return &p, nil
+}

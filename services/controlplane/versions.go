@@ -1,0 +1,252 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/aegisrate/aegisrate/pkg/bus"
+	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/policy"
+)
+
+const (
+	// upkeepEvery is how often the streams are looked after, upkeepRetry how often while that fails.
+	upkeepEvery = 10 * time.Second
+	upkeepRetry = 250 * time.Millisecond
+)
+
+// version is one good version of the policy.
+type version struct {
+	events.ConfigVersion
+	policy policy.Policy
+	// foreign lists the keys that this release does not know. Versions made from
+	// this one would lack them.
+	foreign []string
+}
+
+// place is where AEGIS_CONFIG ends: its incarnation and last sequence. A version
+// is appended at the place that its author saw, or not at all.
+type place struct {
+	stream string // "": not known
+	seq    uint64
+}
+
+// versions holds what AEGIS_CONFIG says, and appends to it.
+type versions struct {
+	bus     *bus.Bus
+	log     zerolog.Logger
+	metrics *metrics
+	initial *policy.Policy // to begin with; may be nil
+
+	mu  sync.RWMutex
+	cur *version // the last good one; nil before the first
+	at  place
+}
+
+// current is the version in force as far as it is known here, nil for none.
+func (v *versions) current() *version {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.cur
+}
+
+// saw takes a message of the given incarnation of the stream, in any order.
+// A version that is not good moves the place and leaves the last good one in force.
+func (v *versions) saw(stream string, m bus.Message) {
+	next, err := decode(m)
+	if err != nil {
+		v.metrics.bad.Inc()
+		v.log.Error().Err(err).Uint64("seq", m.Seq).Msg("a config version can't be read; the last good one stays")
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.at.stream != stream {
+		v.at = place{stream: stream}
+	} else if v.cur != nil && next != nil && next.Version <= v.cur.Version {
+		next = nil
+	}
+	v.at.seq = max(v.at.seq, m.Seq)
+	if next != nil {
+		v.set(next)
+	}
+}
+
+// set puts a version in force; mu is held.
+func (v *versions) set(next *version) {
+	v.cur = next
+	v.metrics.version.Set(float64(next.Version))
+	v.log.Info().Uint64("version", next.Version).Str("by", next.By).Str("via", next.Via).Msg("config version in force")
+	if len(next.foreign) > 0 {
+		v.log.Warn().Strs("keys", next.foreign).Msg("the config was written by a newer release; changes are refused here")
+	}
+}
+
+func decode(m bus.Message) (*version, error) {
+	cv, err := events.Decode[events.ConfigVersion](m.Data)
+	if err != nil {
+		return nil, err
+	}
+	if cv.Version != m.Seq {
+		return nil, fmt.Errorf("it calls itself version %d but stands at sequence %d", cv.Version, m.Seq)
+	}
+	p, foreign, err := policy.Receive(cv.Document)
+	if err != nil {
+		return nil, err
+	}
+	return &version{cv, p, foreign}, nil
+}
+
+// forget makes the next message count whatever its sequence: the stream was made
+// anew or lost its tail. The version in force stays until then.
+func (v *versions) forget() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.at = place{}
+}
+
+// latest asks the stream where it ends and which version is in force there.
+// The version is nil when the stream has no good one.
+func (v *versions) latest(ctx context.Context) (*version, place, error) {
+	state, err := v.bus.Stream(ctx, events.StreamConfig)
+	if err != nil {
+		return nil, place{}, err
+	}
+	last, err := v.bus.Last(ctx, events.StreamConfig, events.SubjectConfigUpdates)
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		return nil, place{state.ID, state.Last}, nil
+	case err != nil:
+		return nil, place{}, err
+	}
+	v.mu.RLock()
+	known := v.at.stream == state.ID && v.at.seq >= last.Seq
+	v.mu.RUnlock()
+	if !known {
+		v.saw(state.ID, last)
+	}
+	return v.current(), place{state.ID, last.Seq}, nil
+}
+
+// append stores a version at the place given. bus.ErrConflict says that somebody
+// else was first; after bus.ErrUnavailable it may or may not have been stored.
+func (v *versions) append(ctx context.Context, at place, by, via string, p policy.Policy) (*version, error) {
+	doc, err := policy.Encode(p)
+	if err != nil {
+		return nil, err
+	}
+	next := &version{
+		ConfigVersion: events.ConfigVersion{Version: at.seq + 1, By: by, Via: via, Time: time.Now().UTC(), Document: doc},
+		policy:        p,
+	}
+	data, err := events.Encode(next.ConfigVersion)
+	if err != nil {
+		return nil, err
+	}
+	seq, err := v.bus.Publish(ctx, events.SubjectConfigUpdates, data, bus.WithLastSeq(at.seq))
+	if err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.at.stream != at.stream || v.at.seq < seq {
+		v.at = place{at.stream, seq}
+		v.set(next)
+	}
+	return next, nil
+}
+
+// upkeep provisions the streams and gives an empty config stream its first
+// version, again and again until ctx ends: streams may be lost later.
+func (v *versions) upkeep(ctx context.Context) error {
+	failing := false
+	for {
+		err := v.provision(ctx)
+		wait := upkeepEvery
+		if err != nil {
+			wait = upkeepRetry
+			if !failing && v.bus.Connected() {
+				v.log.Warn().Err(err).Msg("the streams are not in place; still trying")
+				failing = true
+			}
+		} else {
+			failing = false
+		}
+		if sleep(ctx, wait) != nil {
+			return nil
+		}
+	}
+}
+
+func (v *versions) provision(ctx context.Context) error {
+	if !v.bus.Connected() {
+		return bus.ErrUnavailable
+	}
+	if err := v.bus.Provision(ctx, events.Streams()); err != nil {
+		return err
+	}
+	state, err := v.bus.Stream(ctx, events.StreamConfig)
+	if err != nil || state.Msgs > 0 {
+		return err
+	}
+	at := place{state.ID, state.Last}
+	// A stream that was lost gets back what was in force; a new one what the file says.
+	if cur := v.current(); cur != nil {
+		_, err = v.append(ctx, at, "controlplane", "restore", cur.policy)
+	} else if v.initial != nil {
+		_, err = v.append(ctx, at, "controlplane", "file", *v.initial)
+	}
+	if errors.Is(err, bus.ErrConflict) {
+		return nil // another replica was first
+	}
+	return err
+}
+
+// errSearch says that the last message is no good version and an earlier one must be found.
+var errSearch = errors.New("no good version yet")
+
+// follow takes versions as they come, until ctx ends.
+func (v *versions) follow(ctx context.Context) error {
+	from, searching := bus.LastPerSubject(), false
+	for ctx.Err() == nil {
+		state, err := v.bus.Stream(ctx, events.StreamConfig)
+		if err == nil {
+			err = v.bus.Follow(ctx, events.StreamConfig, from, func(m bus.Message) error {
+				v.saw(state.ID, m)
+				if v.current() == nil && !searching {
+					return errSearch
+				}
+				return nil
+			}, bus.OfStream(state.ID))
+		}
+		switch {
+		case errors.Is(err, errSearch):
+			from, searching = bus.All(), true
+			continue
+		case errors.Is(err, bus.ErrStreamReset):
+			v.log.Warn().Err(err).Msg("the config stream was reset")
+			v.forget()
+			from, searching = bus.LastPerSubject(), false
+		}
+		if sleep(ctx, upkeepRetry) != nil {
+			break
+		}
+	}
+	return nil
+}
+
+// sleep waits; its error is that of ctx.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
