@@ -1,12 +1,17 @@
 package proxy_test
 
 import (
+	"fmt"
 	"net/http"
+	"net/http/httptrace"
+	"net/netip"
+	"net/textproto"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/aegisrate/aegisrate/pkg/bus/bustest"
 	"github.com/aegisrate/aegisrate/pkg/events"
 )
 
@@ -66,4 +71,310 @@ func TestHeadersExact(t *testing.T) {
 		}
 	}
 	r.noEvent() // refusals are no events
+}
+
+func TestHeadersOfOtherDecisions(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {})
+	for _, test := range []struct {
+		name    string
+		route   []string
+		key     string
+		m       int64
+		prepare func(r *rig)
+		status  int
+		want    map[string]string
+	}{
+		{
+			name: "admin", route: []string{"capacity: 1", "refill_rate: 1"}, key: "root", status: 200,
+			want: map[string]string{"X-Ratelimit-Exempt": "admin"},
+		},
+		{
+			name: "shadow", route: []string{"capacity: 1", "refill_rate: 0.5", "shadow_mode: true"}, status: 200,
+			prepare: func(r *rig) { r.get("/api") },
+			want: map[string]string{
+				"Ratelimit-Limit": "1", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "2", "X-Ratelimit-Tier": "red",
+				"X-Ratelimit-Algorithm": "token_bucket", "X-Ratelimit-Adaptive-Multiplier": "1.0", "X-Ratelimit-Shadow-Exceeded": "true",
+			},
+		},
+		{
+			name: "unwell upstream", route: []string{"capacity: 10", "refill_rate: 1"}, m: 850_000, status: 200,
+			want: map[string]string{
+				"Ratelimit-Limit": "8", "Ratelimit-Remaining": "7", "Ratelimit-Reset": "2", "X-Ratelimit-Tier": "green",
+				"X-Ratelimit-Algorithm": "token_bucket", "X-Ratelimit-Adaptive-Multiplier": "0.85",
+			},
+		},
+		{
+			name: "sliding window", route: []string{"sliding_limit: 10", "window_seconds: 10", "algorithm: sliding_window"}, status: 200,
+			want: map[string]string{
+				"Ratelimit-Limit": "10", "Ratelimit-Remaining": "9", "Ratelimit-Reset": "11", "X-Ratelimit-Tier": "green",
+				"X-Ratelimit-Algorithm": "sliding_window", "X-Ratelimit-Adaptive-Multiplier": "1.0",
+			},
+		},
+		{
+			name: "cost above capacity", route: []string{"capacity: 3", "refill_rate: 1", "cost: 4"}, status: 429,
+			want: map[string]string{"X-Ratelimit-Tier": "red", "X-Ratelimit-Algorithm": "token_bucket", "X-Ratelimit-Adaptive-Multiplier": "1.0"},
+		},
+		{
+			name: "cost above reduced capacity", route: []string{"capacity: 10", "refill_rate: 1", "cost: 5"}, m: 200_000, status: 429,
+			want: map[string]string{"X-Ratelimit-Tier": "red", "X-Ratelimit-Algorithm": "token_bucket", "X-Ratelimit-Adaptive-Multiplier": "0.2", "Retry-After": "6"},
+		},
+		{
+			name: "no limit", route: []string{"cost: 1"}, status: 200,
+			want: map[string]string{"X-Ratelimit-Tier": "green", "X-Ratelimit-Algorithm": "token_bucket", "X-Ratelimit-Adaptive-Multiplier": "1.0"},
+		},
+		{name: "closed", route: []string{"deny: true"}, status: 403, want: map[string]string{}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigConfig{policy: policyFor(url, test.route...)})
+			if test.m > 0 {
+				r.engine.Multipliers.Set("up", test.m, 0)
+			}
+			if test.prepare != nil {
+				test.prepare(r)
+			}
+			res, body := r.get("/api", "X-API-Key", test.key)
+			if diff := cmp.Diff(test.want, edgeHeaders(res.Header)); res.StatusCode != test.status || diff != "" {
+				t.Errorf("status %d, want %d; headers (-want +got):\n%s%s", res.StatusCode, test.status, diff, body)
+			}
+			if test.status >= 400 {
+				problemOf(t, res, body, test.status)
+			}
+		})
+	}
+}
+
+// Case 4: the refusals that differ from a used-up quota say so by their type.
+func TestProblemTypes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{policy: policyFor("http://127.0.0.1:1", "capacity: 10", "refill_rate: 1", "cost: 11")})
+	res, body := r.get("/api")
+	if p := problemOf(t, res, body, 429); p.Type != "urn:aegisrate:problem:cost-exceeds-capacity" || p.RetryAfter != 0 || p.Limit != "api" {
+		t.Errorf("%+v", p)
+	}
+	r.use(policyFor("http://127.0.0.1:1", "capacity: 10", "refill_rate: 1", "cost: 9"))
+	r.engine.Multipliers.Set("up", 500_000, 0)
+	res, body = r.get("/api")
+	if p := problemOf(t, res, body, 429); p.Type != "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity" || p.RetryAfter != 8 {
+		t.Errorf("%+v", p)
+	}
+	res, body = r.get("/elsewhere")
+	if p := problemOf(t, res, body, 404); p.Type != "about:blank" {
+		t.Errorf("%+v", p)
+	}
+	res, body = newRig(t, rigConfig{}).get("/api")
+	problemOf(t, res, body, 503)
+	if res.Header.Get("Retry-After") != "1" {
+		t.Error("503 without Retry-After")
+	}
+	r.noEvent()
+}
+
+// What an upstream says under the edge's names never reaches a client, by whatever way; the
+// edge's own can't be removed by the upstream's Connection header.
+func TestUpstreamCantSpeakForTheEdge(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {
+		h := w.Header()
+		for _, name := range []string{
+			"RateLimit-Limit", "RateLimit-Policy", "RateLimit", "X-RateLimit-Remaining", "X-RateLimit-Tier", "X-RateLimit-Shadow-Exceeded",
+			"X-Edge-Secret", "X-Compute-Cost", "X-Graceful-Degradation", "X-Request-Id",
+		} {
+			h.Set(name, "999")
+		}
+		h.Set("Link", "</style.css>")
+		w.WriteHeader(http.StatusEarlyHints)
+		h.Set("Retry-After", "77") // the upstream's own business
+		h.Add("Connection", "RateLimit-Limit, X-RateLimit-Tier, X-Request-Id, X-Hop")
+		h.Set("X-Hop", "1")
+		h.Set("Trailer", "X-Compute-Cost, X-Checksum")
+		w.WriteHeader(http.StatusOK)
+		h.Set("X-Compute-Cost", "998")
+		h.Set("X-Checksum", "ok")
+		h.Set(http.TrailerPrefix+"X-RateLimit-Late", "997")
+	})
+	r := newRig(t, rigConfig{policy: policyFor(url, "capacity: 5", "refill_rate: 1")})
+	var hints http.Header
+	req := r.request(http.MethodGet, "/api", nil)
+	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error { hints = http.Header(h).Clone(); return nil },
+	}))
+	res, _ := r.do(req)
+	want := map[string]string{
+		"Ratelimit-Limit": "5", "Ratelimit-Remaining": "4", "Ratelimit-Reset": "1", "X-Ratelimit-Tier": "green",
+		"X-Ratelimit-Algorithm": "token_bucket", "X-Ratelimit-Adaptive-Multiplier": "1.0", "Retry-After": "77",
+	}
+	if diff := cmp.Diff(want, edgeHeaders(res.Header)); diff != "" {
+		t.Errorf("headers (-want +got):\n%s", diff)
+	}
+	for _, name := range []string{"X-Edge-Secret", "X-Compute-Cost", "X-Hop", "X-Graceful-Degradation"} {
+		if v := res.Header.Get(name); v != "" {
+			t.Errorf("%s: %s", name, v)
+		}
+	}
+	if id := res.Header.Values("X-Request-Id"); len(id) != 1 || id[0] == "999" {
+		t.Errorf("request id %q", id)
+	}
+	if diff := cmp.Diff(http.Header{"X-Checksum": {"ok"}}, res.Trailer); diff != "" {
+		t.Errorf("trailers (-want +got):\n%s", diff)
+	}
+	if hints.Get("Link") == "" || len(edgeHeaders(hints)) > 0 || hints.Get("X-Compute-Cost") != "" || hints.Get("X-Edge-Secret") != "" {
+		t.Errorf("early hints: %v", hints)
+	}
+	if e := r.event(); e.ComputeCost != "999" {
+		t.Errorf("cost %q; the head's counts", e.ComputeCost)
+	}
+}
+
+// A hostile cost goes to the settler as it is, to be judged there, and never to the client.
+func TestComputeCost(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("9", 100)
+	for _, test := range []struct {
+		name string
+		sent []string
+		want string
+	}{
+		{"none", nil, ""},
+		{"a number", []string{"12.5"}, "12.5"},
+		{"not a number", []string{"NaN"}, "NaN"},
+		{"infinite", []string{"Inf"}, "Inf"},
+		{"negative", []string{"-5"}, "-5"},
+		{"overflow", []string{"1e309"}, "1e309"},
+		{"hexadecimal", []string{"0x1p4"}, "0x1p4"},
+		{"digits in groups", []string{"1_000"}, "1_000"},
+		{"two lines are no number", []string{"1", "2"}, "1, 2"},
+		{"two in a line", []string{"1, 2"}, "1, 2"},
+		{"too long stays too long", []string{long}, long[:64]},
+		{"long and then a number", []string{long, "1"}, long[:64]},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {
+				for _, v := range test.sent {
+					w.Header().Add("X-Compute-Cost", v)
+				}
+			})
+			r := newRig(t, rigConfig{policy: policyFor(url)})
+			res, _ := r.get("/api")
+			if got := r.event().ComputeCost; got != test.want {
+				t.Errorf("event has %q, want %q", got, test.want)
+			}
+			if v := res.Header.Values("X-Compute-Cost"); v != nil {
+				t.Errorf("the client saw %q", v)
+			}
+			r.use(policyFor(url, "expose_compute_cost: true"))
+			res, _ = r.get("/api")
+			if diff := cmp.Diff(test.sent, res.Header.Values("X-Compute-Cost")); diff != "" {
+				t.Errorf("exposed (-sent +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What the upstream gets to see of a client's headers.
+func TestUpstreamSees(t *testing.T) {
+	t.Parallel()
+	var seen http.Header
+	var host, uri string
+	url := upstream(t, func(_ http.ResponseWriter, r *http.Request) { seen, host, uri = r.Header.Clone(), r.Host, r.RequestURI })
+	loopback := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	for _, test := range []struct {
+		name    string
+		trusted []netip.Prefix
+		send    []string
+		want    map[string]string // "" means absent
+		client  string
+	}{
+		{
+			name: "untrusted peer", client: "ip:127.0.0.1",
+			send: []string{"X-Forwarded-For", "1.1.1.1", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "evil", "Forwarded", "for=1.1.1.1", "X-Real-Ip", "1.1.1.1", "X-Request-Id", "mine"},
+			want: map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "http", "X-Forwarded-Host": "edge.test", "Forwarded": "", "X-Real-Ip": ""},
+		},
+		{
+			name: "trusted peer", trusted: loopback, client: "ip:203.0.113.7",
+			send: []string{"X-Forwarded-For", "1.1.1.1, 203.0.113.7", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "www.test", "X-Real-Ip", "203.0.113.7", "X-Request-Id", "mine"},
+			want: map[string]string{"X-Forwarded-For": "1.1.1.1, 203.0.113.7, 127.0.0.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "www.test", "X-Real-Ip": "203.0.113.7", "X-Request-Id": "mine"},
+		},
+		{
+			name: "trusted peer with a hostile request id", trusted: loopback, client: "ip:127.0.0.1",
+			send: []string{"X-Request-Id", "a b"},
+			want: map[string]string{},
+		},
+		{
+			name: "the edge's names", client: "ip:127.0.0.1",
+			send: []string{"X-RateLimit-Tier", "green", "RateLimit-Policy", "x", "X-Edge-Route", "x", "X-Compute-Cost", "0", "X-Custom", "kept"},
+			want: map[string]string{"X-Ratelimit-Tier": "", "Ratelimit-Policy": "", "X-Edge-Route": "", "X-Compute-Cost": "", "X-Custom": "kept"},
+		},
+		{
+			name: "a verified key ends at the edge", client: "user:alice",
+			send: []string{"X-API-Key", "alice"},
+			want: map[string]string{"X-Api-Key": ""},
+		},
+		{
+			name: "an unknown key may be the upstream's", client: "ip:127.0.0.1",
+			send: []string{"X-API-Key", "upstream's"},
+			want: map[string]string{"X-Api-Key": "upstream's"},
+		},
+		{
+			name: "authorization goes on", client: "user:alice",
+			send: []string{"Authorization", "Bearer alice", "X-API-Key", "upstream's"},
+			want: map[string]string{"Authorization": "Bearer alice", "X-Api-Key": "upstream's"},
+		},
+		{
+			name: "a key can't be hidden as hop-by-hop", client: "user:alice",
+			send: []string{"X-API-Key", "alice", "Connection", "X-API-Key, X-Forwarded-For, X-Request-Id", "X-Custom", "kept"},
+			want: map[string]string{"X-Api-Key": "", "X-Forwarded-For": "127.0.0.1", "X-Custom": "kept"},
+		},
+		{
+			name: "the user agent is the client's", client: "ip:127.0.0.1",
+			send: []string{"User-Agent", ""},
+			want: map[string]string{"User-Agent": ""},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) { // one after the other: they share what was seen
+			r := newRig(t, rigConfig{policy: policyFor(url + "/base"), trusted: test.trusted})
+			req := r.request(http.MethodGet, "/api/a%2Fb?x=1;y=%zz&z", nil, test.send...)
+			req.Host = "edge.test"
+			res, body := r.do(req)
+			if res.StatusCode != 200 {
+				t.Fatalf("%d: %s", res.StatusCode, body)
+			}
+			for name, v := range test.want {
+				if got := strings.Join(seen.Values(name), "|"); got != v {
+					t.Errorf("%s: %q, want %q", name, got, v)
+				}
+			}
+			if id := seen.Get("X-Request-Id"); id == "" || id != res.Header.Get("X-Request-Id") || len(seen.Values("X-Request-Id")) != 1 {
+				t.Errorf("request id %q, the client's %q", seen.Values("X-Request-Id"), res.Header.Get("X-Request-Id"))
+			} else if e := r.event(); e.ID != id || e.Client != test.client {
+				t.Errorf("event of %s with id %s, want %s with %s", e.Client, e.ID, test.client, id)
+			}
+			if "http://"+host != url || uri != "/base/api/a%2Fb?x=1;y=%zz&z" {
+				t.Errorf("asked %s for %s", host, uri)
+			}
+		})
+	}
+}
+
+// Keys reach neither logs nor events nor metrics.
+func TestKeysStaySecret(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {})
+	r := newRig(t, rigConfig{policy: policyFor(url), access: 1})
+	const secret = "s3cr3t-unknown"
+	r.get("/api?key="+secret, "X-API-Key", secret, "Authorization", "Bearer "+secret)
+	r.get("/api", "X-API-Key", "alice")
+	events := []events.Response{r.event(), r.event()}
+	families, err := r.metrics.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bustest.Await(t, "two access log lines", func() bool { return strings.Count(r.log.String(), `"message":"request"`) == 2 })
+	for what, text := range map[string]string{"log": r.log.String(), "events": fmt.Sprint(events), "metrics": fmt.Sprint(families)} {
+		if strings.Contains(text, secret) || strings.Contains(strings.ReplaceAll(text, "user:alice", ""), "alice") {
+			t.Errorf("a key in the %s: %s", what, text)
+		}
+	}
 }

@@ -1,0 +1,462 @@
+package proxy_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/events"
+)
+
+// 413 comes before any charge where the length is declared, and in the middle where it is not.
+func TestBodyTooLarge(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) })
+	r := newRig(t, rigConfig{policy: policyFor(url, "capacity: 5", "refill_rate: 0.001", "max_body_bytes: 1000")})
+
+	res, body := r.do(r.request(http.MethodPost, "/api", bytes.NewReader(make([]byte, 1001))))
+	problemOf(t, res, body, 413)
+	r.noEvent()
+
+	res, _ = r.do(r.request(http.MethodPost, "/api", bytes.NewReader(make([]byte, 1000))))
+	if res.StatusCode != 200 || res.Header.Get("RateLimit-Remaining") != "4" {
+		t.Errorf("a body at the bound: %d, remaining %s; want nothing charged before", res.StatusCode, res.Header.Get("RateLimit-Remaining"))
+	}
+	r.event()
+
+	res, body = r.do(r.request(http.MethodPost, "/api", io.LimitReader(endless{}, 100<<10))) // chunked
+	problemOf(t, res, body, 413)
+	if e := r.event(); e.Outcome != events.OutcomeAborted || e.Status != 0 || len(e.Charges) != 1 {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// endless reads zeros for ever.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+func TestHeadersTooLarge(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{policy: policyFor("http://127.0.0.1:1")})
+	conn := r.raw("GET /api HTTP/1.1\r\nHost: x\r\nX-Big: " + strings.Repeat("a", 64<<10))
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || res.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("%v, %v", res, err)
+	}
+}
+
+func TestConnectIsRefusedAndOddMethodsPass(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Method) })
+	r := newRig(t, rigConfig{policy: "upstreams: {up: {url: '" + url + "'}}\nroutes: {all: {path: /, upstream: up}}\n"})
+	res, err := http.ReadResponse(bufio.NewReader(r.raw("CONNECT example.test:443 HTTP/1.1\r\nHost: example.test:443\r\n\r\n")), nil)
+	if err != nil || res.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("CONNECT: %v, %v", res, err)
+	}
+	for _, method := range []string{"PROPFIND", "PURGE", "OPTIONS", "DELETE"} {
+		if _, body := r.do(r.request(method, "/", nil)); body != method {
+			t.Errorf("%s: %s", method, body)
+		}
+	}
+}
+
+// Each event of a stream is passed on when it comes, not when the buffer is full.
+func TestServerSentEventsAreFlushed(t *testing.T) {
+	t.Parallel()
+	next := make(chan struct{})
+	url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range 3 {
+			fmt.Fprintf(w, "data: %d\n\n", i)
+			http.NewResponseController(w).Flush()
+			<-next
+		}
+	})
+	r := newRig(t, rigConfig{policy: policyFor(url)})
+	res, err := client.Do(r.request(http.MethodGet, "/api", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	lines := bufio.NewScanner(res.Body)
+	for i := range 3 {
+		for lines.Scan() && lines.Text() != fmt.Sprint("data: ", i) {
+		}
+		r.noEvent()
+		next <- struct{}{}
+	}
+	if e := r.event(); e.Outcome != events.OutcomeOK || e.Duration < e.Latency {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// A body streams up while the answer streams down.
+func TestBothWaysAtOnce(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		rc := http.NewResponseController(w)
+		rc.EnableFullDuplex()
+		w.WriteHeader(200)
+		rc.Flush()
+		for b := make([]byte, 1); ; {
+			if _, err := io.ReadFull(r.Body, b); err != nil {
+				return
+			}
+			w.Write(bytes.ToUpper(b))
+			rc.Flush()
+		}
+	})
+	r := newRig(t, rigConfig{policy: policyFor(url, "max_body_bytes: 10")})
+	body, up := io.Pipe()
+	res, err := client.Do(r.request(http.MethodPost, "/api", body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	for _, c := range "abc" {
+		io.WriteString(up, string(c))
+		got := make([]byte, 1)
+		if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != strings.ToUpper(string(c)) {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	up.Close()
+	if e := r.event(); e.Outcome != events.OutcomeOK {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// echoUpgrade switches protocols and sends back what it gets.
+func echoUpgrade(w http.ResponseWriter, r *http.Request) {
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\nRateLimit-Limit: 999\r\nX-Compute-Cost: 3\r\n\r\n", r.Header.Get("Upgrade"))
+	rw.Flush()
+	io.Copy(conn, rw)
+}
+
+// upgrade opens a WebSocket (its frames do not matter to a proxy) and checks that it echoes.
+func (r *rig) upgrade() net.Conn {
+	r.t.Helper()
+	conn := r.raw("GET /api HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
+	in := bufio.NewReader(conn)
+	res, err := http.ReadResponse(in, nil)
+	if err != nil || res.StatusCode != http.StatusSwitchingProtocols || res.Header.Get("RateLimit-Limit") != "5" || res.Header.Get("X-Compute-Cost") != "" || res.Header.Get("X-Request-Id") == "" {
+		r.t.Fatalf("%+v, %v", res, err)
+	}
+	io.WriteString(conn, "hello")
+	got := make([]byte, 5)
+	if _, err := io.ReadFull(in, got); err != nil || string(got) != "hello" {
+		r.t.Fatalf("%q, %v", got, err)
+	}
+	return conn
+}
+
+// An upgraded connection streams both ways, and is finished once, when it closes.
+func TestWebSocket(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{policy: policyFor(upstream(t, echoUpgrade), "capacity: 5", "refill_rate: 1")})
+	conn := r.upgrade()
+	r.noEvent()
+	conn.Close()
+	if e := r.event(); e.Outcome != events.OutcomeOK || e.Status != 101 || e.ComputeCost != "3" || len(e.Charges) != 1 {
+		t.Errorf("event %+v", e)
+	}
+	r.noEvent()
+}
+
+// Close ends upgraded connections, and returns once they are reported.
+func TestCloseEndsUpgradedConnections(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{policy: policyFor(upstream(t, echoUpgrade), "capacity: 5", "refill_rate: 1")})
+	conn := r.upgrade()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := r.server.Shutdown(ctx); err != nil { // does not wait for upgraded ones
+		t.Fatal(err)
+	}
+	r.noEvent()
+	if err := r.handler.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	if len(r.records) != 1 {
+		t.Errorf("%d events when Close returned", len(r.records))
+	}
+	r.mu.Unlock()
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("the connection lives on")
+	}
+}
+
+// A client that leaves cancels the upstream's work, and is reported once.
+func TestClientAborts(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name   string
+		head   bool
+		status int
+	}{{"before the head", false, 0}, {"after the head", true, 200}} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			serving, cancelled := make(chan struct{}), make(chan struct{})
+			url := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+				if test.head {
+					io.WriteString(w, "begin")
+					http.NewResponseController(w).Flush()
+				}
+				close(serving)
+				<-r.Context().Done()
+				close(cancelled)
+			})
+			r := newRig(t, rigConfig{policy: policyFor(url, "capacity: 5", "refill_rate: 1")})
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				<-serving
+				cancel()
+			}()
+			res, err := client.Do(r.request(http.MethodGet, "/api", nil).WithContext(ctx))
+			if err == nil {
+				_, err = io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			}
+			if !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			select {
+			case <-cancelled:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the upstream was not told")
+			}
+			if e := r.event(); e.Outcome != events.OutcomeAborted || e.Status != test.status || len(e.Charges) != 1 {
+				t.Errorf("event %+v", e)
+			}
+			r.noEvent()
+		})
+	}
+}
+
+// listen serves raw connections, so that an upstream can misbehave.
+func listen(t *testing.T, serve func(net.Conn)) (url string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go serve(conn)
+		}
+	}()
+	return "http://" + ln.Addr().String()
+}
+
+// reset breaks a connection off.
+func reset(conn net.Conn) {
+	conn.(*net.TCPConn).SetLinger(0)
+	conn.Close()
+}
+
+func readHead(conn net.Conn) { http.ReadRequest(bufio.NewReader(conn)) }
+
+func TestUpstreamFails(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name    string
+		url     func(t *testing.T) string
+		timeout string
+		status  int
+		outcome events.Outcome
+	}{
+		{"refused", func(t *testing.T) string {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			return "http://" + ln.Addr().String()
+		}, "5", 502, events.OutcomeUnreached},
+		{"no such host", func(*testing.T) string { return "http://nobody.invalid" }, "5", 502, events.OutcomeUnreached},
+		{"no TLS there", func(t *testing.T) string {
+			return "https" + strings.TrimPrefix(upstream(t, func(http.ResponseWriter, *http.Request) {}), "http")
+		}, "5", 502, events.OutcomeUnreached},
+		{"TLS that does not answer", func(t *testing.T) string {
+			return "https" + strings.TrimPrefix(listen(t, func(net.Conn) {}), "http")
+		}, "0.1", 504, events.OutcomeUnreached},
+		{"hangs", func(t *testing.T) string { return listen(t, func(net.Conn) {}) }, "0.1", 504, events.OutcomeTimeout},
+		{"hangs after the request", func(t *testing.T) string { return listen(t, readHead) }, "0.1", 504, events.OutcomeTimeout},
+		{"reset before the head", func(t *testing.T) string {
+			return listen(t, func(c net.Conn) { readHead(c); reset(c) })
+		}, "5", 502, events.OutcomeReset},
+		{"closed before the head", func(t *testing.T) string {
+			return listen(t, func(c net.Conn) { readHead(c); c.Close() })
+		}, "5", 502, events.OutcomeReset},
+		{"nonsense", func(t *testing.T) string {
+			return listen(t, func(c net.Conn) { readHead(c); io.WriteString(c, "nonsense\r\n\r\n"); c.Close() })
+		}, "5", 502, events.OutcomeReset},
+		{"endless head", func(t *testing.T) string {
+			return listen(t, func(c net.Conn) {
+				readHead(c)
+				io.WriteString(c, "HTTP/1.1 200 OK\r\nX-Big: "+strings.Repeat("a", 256<<10)+"\r\n\r\n")
+				c.Close()
+			})
+		}, "5", 502, events.OutcomeReset},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			doc := policyFor(test.url(t), "capacity: 5", "refill_rate: 1")
+			r := newRig(t, rigConfig{policy: strings.Replace(doc, "timeout_seconds: 5", "timeout_seconds: "+test.timeout, 1)})
+			res, body := r.get("/api")
+			problemOf(t, res, body, test.status)
+			if res.Header.Get("RateLimit-Remaining") != "4" {
+				t.Errorf("headers %v", res.Header)
+			}
+			if strings.Contains(body, "127.0.0.1") || strings.Contains(body, "nobody.invalid") {
+				t.Errorf("the answer tells of the inside: %s", body)
+			}
+			if e := r.event(); e.Outcome != test.outcome || e.Status != 0 || len(e.Charges) != 1 {
+				t.Errorf("event %+v, want %s", e, test.outcome)
+			}
+			r.noEvent()
+		})
+	}
+}
+
+// An upstream that breaks off in the middle breaks the client's answer off too: it can't pass for whole.
+func TestUpstreamResetsMidBody(t *testing.T) {
+	t.Parallel()
+	url := listen(t, func(c net.Conn) {
+		readHead(c)
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\nX-Compute-Cost: 4\r\n\r\nhalf")
+		time.Sleep(10 * time.Millisecond) // for the half to be read before the reset discards it
+		reset(c)
+	})
+	r := newRig(t, rigConfig{policy: policyFor(url, "capacity: 5", "refill_rate: 1")})
+	res, err := client.Do(r.request(http.MethodGet, "/api", nil))
+	if err == nil {
+		_, err = io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+	}
+	if err == nil {
+		t.Error("half an answer passed for whole")
+	}
+	if e := r.event(); e.Outcome != events.OutcomeReset || e.Status != 200 || e.ComputeCost != "4" {
+		t.Errorf("event %+v", e)
+	}
+	r.noEvent()
+}
+
+// The upstream's time stands still while the client is what is waited for, and does not run after the head.
+func TestSlowClientIsNoSlowUpstream(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.WriteHeader(200)
+		http.NewResponseController(w).Flush()
+		time.Sleep(300 * time.Millisecond)
+		io.WriteString(w, "done")
+	})
+	r := newRig(t, rigConfig{policy: strings.Replace(policyFor(url), "timeout_seconds: 5", "timeout_seconds: 0.2", 1)})
+	body, up := io.Pipe()
+	go func() {
+		for range 3 {
+			time.Sleep(150 * time.Millisecond)
+			io.WriteString(up, "x")
+		}
+		up.Close()
+	}()
+	res, text := r.do(r.request(http.MethodPost, "/api", body))
+	if res.StatusCode != 200 || text != "done" {
+		t.Errorf("%d: %s", res.StatusCode, text)
+	}
+	if e := r.event(); e.Outcome != events.OutcomeOK {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// A client whose body ends too soon is to blame itself.
+func TestBrokenRequestBody(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) })
+	r := newRig(t, rigConfig{policy: policyFor(url)})
+	res, err := http.ReadResponse(bufio.NewReader(r.raw("POST /api HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n")), nil)
+	if err != nil || res.StatusCode != http.StatusBadRequest {
+		t.Errorf("%v, %v", res, err)
+	}
+	if e := r.event(); e.Outcome != events.OutcomeAborted {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// panicStore panics with a secret.
+type panicStore struct{ store.Store }
+
+func (panicStore) Check(context.Context, store.Check) (store.Decision, error) { panic("s3cr3t") }
+
+func TestPanicTellsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{policy: policyFor("http://127.0.0.1:1", "capacity: 5", "refill_rate: 1"), store: panicStore{}})
+	res, body := r.get("/api")
+	problemOf(t, res, body, 500)
+	if strings.Contains(body, "s3cr3t") || strings.Contains(body, "goroutine") {
+		t.Errorf("the panic leaked: %s", body)
+	}
+	if !strings.Contains(r.log.String(), "s3cr3t") {
+		t.Error("the panic was not logged")
+	}
+}
+
+// What is ambiguous is refused, or re-framed before the upstream sees it.
+func TestSmuggling(t *testing.T) {
+	t.Parallel()
+	var paths []string
+	url := upstream(t, func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		paths = append(paths, r.URL.Path)
+	})
+	r := newRig(t, rigConfig{policy: policyFor(url)})
+	for name, raw := range map[string]string{
+		"content-length with transfer-encoding": "POST /api HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /api/smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
+		"two content-lengths":                   "POST /api HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nContent-Length: 44\r\n\r\nGET /api/smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
+		"chunked spelt oddly":                   "POST /api HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\nGET /api/smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
+		"space before the colon":                "POST /api HTTP/1.1\r\nHost: x\r\nContent-Length : 40\r\n\r\nGET /api/smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
+	} {
+		in := bufio.NewReader(r.raw(raw))
+		res, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		io.Copy(io.Discard, res.Body)
+		if res.StatusCode == 200 {
+			// Served by one framing; then what follows is a request of its own, or nothing: never a part of the other.
+			r.event()
+			if _, err := http.ReadResponse(in, nil); err == nil {
+				r.event()
+			}
+		}
+	}
+	for _, p := range paths {
+		if p != "/api" && p != "/api/smuggled" {
+			t.Errorf("the upstream saw %s", p)
+		}
+	}
+}
