@@ -42,6 +42,7 @@ type versions struct {
 	log     zerolog.Logger
 	metrics *metrics
 	initial *policy.Policy // to begin with; may be nil
+	missing chan struct{}  // holds a token when the stream was found missing
 
 	mu  sync.RWMutex
 	cur *version // the last good one; nil before the first
@@ -114,6 +115,12 @@ func (v *versions) forget() {
 func (v *versions) latest(ctx context.Context) (*version, place, error) {
 	state, err := v.bus.Stream(ctx, events.StreamConfig)
 	if err != nil {
+		if errors.Is(err, bus.ErrNoStream) {
+			select {
+			case v.missing <- struct{}{}:
+			default:
+			}
+		}
 		return nil, place{}, err
 	}
 	last, err := v.bus.Last(ctx, events.StreamConfig, events.SubjectConfigUpdates)
@@ -176,8 +183,14 @@ func (v *versions) upkeep(ctx context.Context) error {
 		} else {
 			failing = false
 		}
-		if sleep(ctx, wait) != nil {
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
 			return nil
+		case <-v.missing:
+			t.Stop()
+		case <-t.C:
 		}
 	}
 }
