@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -100,6 +101,34 @@ func TestBreakerRun(t *testing.T) {
 			})
 		})
 	}
+	t.Run("recovery", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			var down atomic.Bool
+			down.Store(true)
+			opened, usable := make(chan struct{}), make(chan time.Time, 1)
+			b := admission.NewBreaker(func(s admission.BreakerState) {
+				switch s {
+				case admission.Open:
+					close(opened)
+				case admission.HalfOpen:
+					usable <- time.Now()
+				}
+			})
+			defer sample(t, b, func(ctx context.Context) error {
+				if down.Load() {
+					<-ctx.Done()
+				}
+				return ctx.Err()
+			})()
+			<-opened
+			back := time.Now()
+			down.Store(false)
+			if took := (<-usable).Sub(back); took > time.Second {
+				t.Errorf("requests ask the store again %v after it is back", took)
+			}
+		})
+	})
 	t.Run("good", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {

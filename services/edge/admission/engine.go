@@ -34,9 +34,9 @@ type Engine struct {
 
 // Counts are what went wrong with the store since the start.
 type Counts struct {
-	// Unknown calls may or may not have run; they count as charged.
+	// Unknown calls may or may not have run; they count as charged, and were decided locally.
 	Unknown atomic.Uint64
-	// Unavailable calls did not run; Unreadable ones found a state that can't be read. Both were decided locally.
+	// Unavailable calls did not run; Unreadable ones found a state that can't be read. Both were decided locally too.
 	Unavailable, Unreadable atomic.Uint64
 	// Local decisions in all, those of an open breaker included.
 	Local atomic.Uint64
@@ -126,12 +126,6 @@ func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedL
 		d.Action = Unavailable
 		return
 	}
-	if a.how == events.HowUnknown {
-		for _, l := range check.Limits {
-			d.charges = append(d.charges, charge{l.Scope, l.Spec, check.Cost, window(l.Spec, d.time), a.how})
-		}
-		return
-	}
 	d.time = a.decision.Now
 	d.Tier = a.decision.Tier
 	d.read(a.limits, a.decision.Limits)
@@ -190,15 +184,17 @@ func recovery(cost, capacity, m, increase int64) int64 {
 type answer struct {
 	decision store.Decision
 	limits   []store.Limit
-	// how is HowUnknown where the shared store may or may not have charged: it counts as
-	// charged, and decision is empty.
+	// how is HowRedis for the shared store's decision. It is HowUnknown for a local one where the
+	// shared store may have charged too: that counts as charged.
 	how events.How
 }
 
-// ask decides by the shared store, or locally where that is away.
+// ask decides by the shared store, or locally where that gives no answer. A call that may
+// have run is decided locally too: else a store that answers late would admit everything.
 func (e *Engine) ask(ctx context.Context, c store.Check) (answer, error) {
 	// A client that leaves must not end a call that may have charged, nor look like a store that fails.
 	ctx = context.WithoutCancel(ctx)
+	how := events.HowLocal
 	if e.Breaker.State() != Open {
 		decision, err := e.Store.Check(ctx, c)
 		switch {
@@ -209,7 +205,7 @@ func (e *Engine) ask(ctx context.Context, c store.Check) (answer, error) {
 		case errors.Is(err, store.ErrUnknown):
 			e.Breaker.Debit(false)
 			e.counts.Unknown.Add(1)
-			return answer{how: events.HowUnknown}, nil
+			how = events.HowUnknown
 		case errors.Is(err, store.ErrUnavailable):
 			e.Breaker.Debit(false)
 			e.counts.Unavailable.Add(1)
@@ -225,7 +221,7 @@ func (e *Engine) ask(ctx context.Context, c store.Check) (answer, error) {
 	}
 	c.Limits = limits
 	decision, err := e.Local.Check(ctx, c)
-	return answer{decision, limits, events.HowLocal}, err
+	return answer{decision, limits, how}, err
 }
 
 // share is what one of the live edges may admit alone. It holds a token and a request of
@@ -241,17 +237,4 @@ func share(s bucket.Spec, edges, cost int64) bucket.Spec {
 		s.SlowestRate = max(1, s.SlowestRate/edges)
 	}
 	return s
-}
-
-// window is the window or UTC day that a charge at now (Unix microseconds) falls in; 0 for a token bucket.
-func window(s bucket.Spec, now int64) int64 {
-	const second = 1_000_000
-	switch s.Kind {
-	case bucket.SlidingWindow:
-		return now / (s.Window * second)
-	case bucket.DailyQuota:
-		return now / (24 * 3600 * second)
-	default:
-		return 0
-	}
 }

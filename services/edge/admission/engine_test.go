@@ -194,13 +194,14 @@ func TestFreeRoute(t *testing.T) {
 	}
 }
 
-// A call without an answer counts as charged, to every limit, in the window of now.
+// A call without an answer counts as charged, to every limit, in the window of now. What it
+// admits is bounded by the edge's share: a store that answers late must not admit everything.
 func TestStoreWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, doc(`  r: {path: /r, upstream: up, sliding_limit: 5, window_seconds: 60, algorithm: sliding_window}`))
 	r.store.fail = fmt.Errorf("test: %w", store.ErrUnknown)
 	d := r.ask("/r", "alice")
-	check(t, "unknown", d, view{Tier: bucket.Green, Degraded: true})
+	check(t, "unknown", d, view{Tier: bucket.Green, LimitName: "r", Known: true, Limit: 5, Remaining: 4, Reset: 61, Degraded: true})
 	r.Finish(d, admission.Facts{ID: "x", Outcome: events.OutcomeOK})
 	want := []events.Charge{
 		{Scope: "r", Spec: 0, Amount: bucket.One, Window: startTime / 60_000_000, How: events.HowUnknown},
@@ -212,6 +213,16 @@ func TestStoreWithoutAnswer(t *testing.T) {
 	}
 	if e := r.records[0].Response; e.Base != bucket.One || e.Time != startTime {
 		t.Errorf("base %d, time %d", e.Base, e.Time)
+	}
+	admitted := 1
+	for range 100 {
+		r.Breaker.Debit(true) // so that it never opens
+		if r.ask("/r", "alice").Action == admission.Forward {
+			admitted++
+		}
+	}
+	if admitted != 5 || r.store.calls != 101 {
+		t.Errorf("%d admitted of %d calls without an answer, want 5", admitted, r.store.calls)
 	}
 }
 

@@ -224,12 +224,16 @@ func TestClientAborts(t *testing.T) {
 			})
 			r := newRig(t, rigConfig{policy: policyFor(url, "capacity: 5", "refill_rate: 1")})
 			ctx, cancel := context.WithCancel(t.Context())
-			go func() {
-				<-serving
-				cancel()
-			}()
+			defer cancel()
+			if !test.head {
+				go func() {
+					<-serving
+					cancel()
+				}()
+			}
 			res, err := client.Do(r.request(http.MethodGet, "/api", nil).WithContext(ctx))
 			if err == nil {
+				cancel()
 				_, err = io.Copy(io.Discard, res.Body)
 				res.Body.Close()
 			}
@@ -263,6 +267,7 @@ func listen(t *testing.T, serve func(net.Conn)) (url string) {
 			if err != nil {
 				return
 			}
+			t.Cleanup(func() { conn.Close() }) // and not before: an upstream that hangs keeps it open
 			go serve(conn)
 		}
 	}()
