@@ -32,7 +32,9 @@ local function kept(stored, spec)
     return spec
   end
   return {algorithm = stored.algorithm, capacity = stored.capacity, rate = stored.rate,
-    slowest = max(1, floor(stored.rate / 5)), window = stored.window, grace = spec.grace, max_debt = spec.max_debt}
+    slowest = max(1, floor(stored.rate / 5)), -- no slower than at the least multiplier
+    grace = stored.capacity, -- the most it can be; a check cuts what is above its own
+    window = stored.window, max_debt = spec.max_debt}
 end
 
 -- stored_spec(h, algorithm, spec): what the hash says it was last written under, spec's where

@@ -41,12 +41,14 @@ function window.save(key, s, spec, h)
   if spec.window > 0 and h.window ~= int(spec.window) then
     redis.call('HSET', key, 'window', int(spec.window))
   end
+  local oldest = s.index
   if s.prev_amount > 0 or s.prev_grace > 0 then
-    redis.call('HSET', key, int(s.index - 1), int(s.prev_amount) .. ':' .. int(s.prev_grace))
+    oldest = s.index - 1
+    redis.call('HSET', key, int(oldest), int(s.prev_amount) .. ':' .. int(s.prev_grace))
   end
   for field in pairs(h) do
     local index = parse_int(field)
-    if index and index < s.index - 1 then
+    if index and index < oldest then
       redis.call('HDEL', key, field)
     end
   end

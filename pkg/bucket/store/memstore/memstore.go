@@ -197,7 +197,8 @@ func kept(stored, spec bucket.Spec) bucket.Spec {
 	if stored.Kind == spec.Kind && stored.Window == spec.Window {
 		return spec
 	}
-	stored.Grace, stored.MaxDebt = spec.Grace, spec.MaxDebt
+	stored.MaxDebt = spec.MaxDebt
+	stored.Grace = stored.Capacity // the most it can be; a check cuts what is above its own
 	if stored.Kind == bucket.TokenBucket {
 		stored.SlowestRate = max(1, stored.Rate/5) // no slower than at bucket.FloorMultiplier
 	}
@@ -279,12 +280,27 @@ func (sh *shard) write(k key, e *Bucket, spec bucket.Spec, now int64) {
 func (sh *shard) sweep(now int64) {
 	const atOnce = 4
 	n := 0
-	for k, e := range sh.buckets {
-		if e.Expires <= now {
-			delete(sh.buckets, k)
-		}
-		if n++; n == atOnce {
+	for k, b := range sh.buckets {
+		if n++; n > atOnce {
 			return
 		}
+		if b.Expires <= now {
+			delete(sh.buckets, k)
+		}
+	}
+}
+
+// Sweep drops every expired bucket. They are dropped in passing anyway, and never seen.
+func (s *Store) Sweep() {
+	now := s.clock()
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		for k, b := range sh.buckets {
+			if b.Expires <= now {
+				delete(sh.buckets, k)
+			}
+		}
+		sh.mu.Unlock()
 	}
 }

@@ -1,6 +1,7 @@
 package memstore_test
 
 import (
+	"strconv"
 	"testing"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket/store"
@@ -14,4 +15,15 @@ func TestConformance(t *testing.T) {
 
 func TestScenarios(t *testing.T) {
 	storetest.Scenarios(t, "../testdata", storetest.OnMemory)
+}
+
+// The memory store against the exact model alone; package redisstore runs it against Redis too.
+func TestSequence(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			t.Parallel()
+			storetest.Sequence(t, storetest.Seeded(seed), 5_000, storetest.OnMemory(t))
+		})
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/aegisrate/aegisrate/lua"
-	"github.com/aegisrate/aegisrate/pkg/bucket"
 	"github.com/aegisrate/aegisrate/pkg/bucket/store"
 	"github.com/aegisrate/aegisrate/pkg/bucket/store/redistest"
 	"github.com/aegisrate/aegisrate/pkg/bucket/store/storetest"
@@ -17,6 +16,9 @@ import (
 // clockKey holds the time that clocked scripts see. It would be in another slot than the
 // buckets, so a clocked store can't be a cluster's.
 const clockKey = "test:clock"
+
+// leastLifetime is the least that a bucket is kept, in microseconds.
+const leastLifetime = 120e6
 
 // clocked is a Store on a clock that the test sets. Redis' own clock is behind it, so clocked
 // expires keys itself.
@@ -44,25 +46,34 @@ func onRedis(t testing.TB) storetest.Clocked {
 }
 
 func (c *clocked) SetClock(now int64) {
+	ctx := context.Background()
 	c.now = now
-	if err := c.client.Set(context.Background(), clockKey, now, 0).Err(); err != nil {
+	expires := map[string]*redis.DurationCmd{}
+	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.Set(ctx, clockKey, now, 0)
+		if now < c.due {
+			return nil
+		}
+		for key := range c.touched {
+			expires[key] = p.PExpireTime(ctx, key)
+		}
+		return nil
+	})
+	if err != nil {
 		c.t.Fatal(err)
 	}
 	if now < c.due {
 		return
 	}
-	c.due = now + 120e6 // what is written from now on lives that long at least
-	for key := range c.touched {
-		expires, err := c.client.PExpireTime(context.Background(), key).Result()
-		switch at := expires.Microseconds(); {
-		case err != nil:
-			c.t.Fatal(err)
-		case expires == -1:
+	c.due = now + leastLifetime
+	for key, cmd := range expires {
+		switch at := cmd.Val().Microseconds(); {
+		case cmd.Val() == -1:
 			c.t.Errorf("%s has no time to live", key)
-		case expires == -2: // no such key
+		case cmd.Val() == -2: // no such key
 			delete(c.touched, key)
 		case at <= now:
-			c.client.Del(context.Background(), key)
+			c.client.Del(ctx, key)
 			delete(c.touched, key)
 		default:
 			c.due = min(c.due, at)
@@ -86,25 +97,31 @@ func (c *clocked) touch(keys []string) {
 	for _, key := range keys {
 		c.touched[key] = true
 	}
-	c.due = min(c.due, c.now+120e6)
+	c.due = min(c.due, c.now+leastLifetime)
 }
 
-func (c *clocked) Stored(kind bucket.Kind, scope, client string) (map[string]string, int64) {
+func (c *clocked) Stored(ids ...storetest.ID) []storetest.Hash {
 	c.t.Helper()
-	key := bucketKey(kind, scope, client)
-	var fields *redis.MapStringStringCmd
-	var expires *redis.DurationCmd
-	_, err := c.client.Pipelined(context.Background(), func(p redis.Pipeliner) error {
-		fields, expires = p.HGetAll(context.Background(), key), p.PExpireTime(context.Background(), key)
+	ctx := context.Background()
+	fields := make([]*redis.MapStringStringCmd, len(ids))
+	expires := make([]*redis.DurationCmd, len(ids))
+	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, id := range ids {
+			key := bucketKey(id.Kind, id.Scope, id.Client)
+			fields[i], expires[i] = p.HGetAll(ctx, key), p.PExpireTime(ctx, key)
+		}
 		return nil
 	})
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	if len(fields.Val()) == 0 {
-		return nil, 0
+	out := make([]storetest.Hash, len(ids))
+	for i := range ids {
+		if len(fields[i].Val()) > 0 {
+			out[i] = storetest.Hash{Fields: fields[i].Val(), Expires: expires[i].Val().Milliseconds()}
+		}
 	}
-	return fields.Val(), expires.Val().Milliseconds()
+	return out
 }
 
 func TestScenarios(t *testing.T) {

@@ -78,6 +78,8 @@ func (o Options) dial(poolSize int) redis.UniversalClient {
 		Password:              o.Password,
 		SentinelUsername:      o.SentinelUsername,
 		SentinelPassword:      o.SentinelPassword,
+		Protocol:              2, // RESP3 has nothing for us, and go-redis looks for its push messages at every reply
+		DisableIdentity:       true,
 		MaxRetries:            -1,
 		DialTimeout:           cmp.Or(o.DialTimeout, 200*time.Millisecond),
 		DialerRetries:         1,

@@ -19,9 +19,21 @@ type Clocked interface {
 	store.Store
 	// SetClock makes it now o'clock, Unix microseconds. What is due to expire by then is gone.
 	SetClock(now int64)
-	// Stored is a bucket's hash, field by field as Redis holds it, and when it expires, in Unix
-	// milliseconds; nil where there is none.
-	Stored(kind bucket.Kind, scope, client string) (fields map[string]string, expires int64)
+	// Stored is what is stored under each id.
+	Stored(ids ...ID) []Hash
+}
+
+// ID names where a bucket may be stored.
+type ID struct {
+	Kind          bucket.Kind
+	Scope, Client string
+}
+
+// Hash is a bucket's hash, field by field as Redis holds it, and when it expires, in Unix
+// milliseconds. Fields is empty where there is none.
+type Hash struct {
+	Fields  map[string]string
+	Expires int64
 }
 
 // OnMemory is a memstore on a set clock.
@@ -36,13 +48,23 @@ type memory struct {
 	now int64
 }
 
-func (m *memory) SetClock(now int64) { m.now = now }
+func (m *memory) SetClock(now int64) {
+	m.now = now
+	m.Sweep() // what is due is gone, even if the clock goes back
+}
 
-func (m *memory) Stored(kind bucket.Kind, scope, client string) (map[string]string, int64) {
-	b, ok := m.Bucket(kind, scope, client)
-	if !ok {
-		return nil, 0
+func (m *memory) Stored(ids ...ID) []Hash {
+	out := make([]Hash, len(ids))
+	for i, id := range ids {
+		if b, ok := m.Bucket(id.Kind, id.Scope, id.Client); ok {
+			out[i] = Hash{Fields: hashOf(b), Expires: b.Expires / 1000}
+		}
 	}
+	return out
+}
+
+// hashOf is the bucket's fields as lua/lib writes them.
+func hashOf(b memstore.Bucket) map[string]string {
 	integer := func(n int64) string { return strconv.FormatInt(n, 10) }
 	fields := map[string]string{
 		"gen":     integer(b.Gen),
@@ -50,14 +72,14 @@ func (m *memory) Stored(kind bucket.Kind, scope, client string) (map[string]stri
 		"settled": strconv.FormatUint(b.Settled, 10),
 		"cap":     integer(b.Spec.Capacity),
 	}
-	if kind == bucket.TokenBucket {
+	if b.Spec.Kind == bucket.TokenBucket {
 		fields["tokens"] = tokens(b.State.Token.Tokens)
 		fields["grace"] = integer(b.State.Token.Grace)
 		fields["last_updated"] = integer(b.State.Token.Last)
 		fields["rate"] = integer(b.Spec.Rate)
-		return fields, b.Expires / 1000
+		return fields
 	}
-	if kind == bucket.SlidingWindow {
+	if b.Spec.Kind == bucket.SlidingWindow {
 		fields["window"] = integer(b.Spec.Window)
 	}
 	w := b.State.Window
@@ -65,7 +87,7 @@ func (m *memory) Stored(kind bucket.Kind, scope, client string) (map[string]stri
 	if w.Prev != (bucket.Count{}) {
 		fields[integer(w.Index-1)] = fmt.Sprintf("%d:%d", w.Prev.Amount, w.Prev.Grace)
 	}
-	return fields, b.Expires / 1000
+	return fields
 }
 
 // tokens is micro-tokens as a decimal number of tokens.

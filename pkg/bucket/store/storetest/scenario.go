@@ -220,12 +220,12 @@ func (sc *scenario) settle(t *testing.T, args []string, expect []string) error {
 }
 
 func (sc *scenario) stored(args []string, expect []string) error {
-	got, expires := sc.store.Stored(bucket.Kind(args[2]), args[1], args[0])
-	if got == nil {
+	h := sc.store.Stored(ID{bucket.Kind(args[2]), args[1], args[0]})[0]
+	if len(h.Fields) == 0 {
 		return compare("none", nil, expect)
 	}
-	got["expires"] = (time.Duration(expires)*time.Millisecond - time.Duration(sc.now)*time.Microsecond).String()
-	return compare("", got, expect)
+	h.Fields["expires"] = (time.Duration(h.Expires)*time.Millisecond - time.Duration(sc.now)*time.Microsecond).String()
+	return compare("", h.Fields, expect)
 }
 
 // compare checks that what is expected is there: a first word, unless it is "", and field=value pairs.

@@ -1,0 +1,354 @@
+package storetest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+)
+
+// Choices is where a sequence's decisions come from: IntN is in [0, n).
+type Choices interface {
+	IntN(n int) int
+}
+
+// Seeded makes the same choices for the same seed.
+func Seeded(seed uint64) Choices { return rand.New(rand.NewPCG(seed, seed)) }
+
+// Bytes takes choices from a fuzzer's bytes; when they run out, all are 0.
+type Bytes []byte
+
+// IntN implements Choices.
+func (b *Bytes) IntN(n int) int {
+	x := 0
+	for size := 1; size < n && len(*b) > 0; size <<= 8 {
+		x = x<<8 | int((*b)[0])
+		*b = (*b)[1:]
+	}
+	return x % n
+}
+
+// Sequence runs a sequence of checks, settlements, changes of limits and moves of the clock, of
+// edge values mostly, on all stores together. After every step they must have answered alike and
+// stored alike, and an exact model must agree. The first store is the one the model follows.
+func Sequence(t testing.TB, choices Choices, steps int, stores ...Clocked) {
+	t.Helper()
+	s := newSequence(choices, stores)
+	for step := range steps {
+		if err := s.step(t); err != nil {
+			t.Fatalf("step %d: %v\n%s", step, err, s.trace())
+		}
+	}
+}
+
+const (
+	routeScope = "r"
+	traceSteps = 12
+)
+
+type sequence struct {
+	Choices
+	stores  []Clocked
+	model   *model
+	now     int64
+	shard   int
+	clients []string
+	limits  []store.Limit
+	grace   bool
+	cursor  uint64
+	charged []store.Item // recent charges, to settle
+	wait    int64        // of a limit that refused last
+	recent  []event
+}
+
+func newSequence(choices Choices, stores []Clocked) *sequence {
+	s := &sequence{Choices: choices, stores: stores, now: Epoch}
+	s.model = &model{buckets: map[modelKey]*modelBucket{}, last: s.last}
+	// Clients of one shard, so that a settlement can name several.
+	s.shard = store.ShardOf("client 0")
+	for i := 0; len(s.clients) < 3; i++ {
+		if c := fmt.Sprintf("client %d", i); store.ShardOf(c) == s.shard {
+			s.clients = append(s.clients, c)
+		}
+	}
+	s.limits = make([]store.Limit, 3)
+	for i := range s.limits {
+		s.redefine(i)
+	}
+	return s
+}
+
+func pick[T any](c Choices, of ...T) T { return of[c.IntN(len(of))] }
+
+// event is what a step did, for the trace of a failure.
+type event struct {
+	format string
+	arg    any
+}
+
+func (s *sequence) note(format string, arg any) {
+	s.recent = append(s.recent, event{format, arg})
+	s.recent = s.recent[max(0, len(s.recent)-traceSteps):]
+}
+
+func (s *sequence) trace() string {
+	out := "the last steps were:"
+	for _, e := range s.recent {
+		out += "\n  " + fmt.Sprintf(e.format, e.arg)
+	}
+	return out
+}
+
+// redefine gives the i-th limit new parameters: the route's, the plan's or the day's.
+func (s *sequence) redefine(i int) {
+	l := bucket.Limit{
+		Capacity: pick[int64](s, 1, 2, 5, 20, 1000, 77_777, bucket.MaxTokens),
+		Rate: pick[int64](s, 1, 7, 11_574, 100_000, 150_000, 333_333, one, 10*one, 16_666_667, 7_777_777_777,
+			bucket.MaxRate/3, bucket.MaxRate),
+		Window:  pick[int64](s, 1, 7, 60, 3600, bucket.MaxWindow),
+		MaxDebt: pick[int64](s, 0, 1, one, 100*one, bucket.MaxDebt),
+		Grace:   i == 0,
+	}
+	m := pick[int64](s, one, one, 200_000, 333_333, 512_345)
+	scope := routeScope
+	switch i {
+	case 0:
+		l.Kind = pick(s, bucket.TokenBucket, bucket.TokenBucket, bucket.SlidingWindow)
+	case 1:
+		scope, m = bucket.ScopePlan, one
+		l.Kind = pick(s, bucket.TokenBucket, bucket.SlidingWindow)
+	default:
+		scope, m = bucket.ScopeDay, one
+		l.Kind = bucket.DailyQuota
+	}
+	s.limits[i] = store.Limit{Scope: scope, Spec: bucket.Effective(l, m)}
+	s.note("limit %+v", s.limits[i])
+}
+
+func (s *sequence) step(t testing.TB) error {
+	switch s.IntN(40) {
+	case 0:
+		s.redefine(s.IntN(len(s.limits)))
+		return nil
+	case 1, 2, 3, 4, 5, 6:
+		return s.settle(t)
+	default:
+		if s.IntN(3) > 0 {
+			if err := s.move(); err != nil {
+				return err
+			}
+		}
+		return s.check(t)
+	}
+}
+
+// move moves the clock, to a boundary of the last refusal often.
+func (s *sequence) move() error {
+	by := pick[int64](s, 0, 1, 3, 107, 1_000, 99_999, 333_333, 1_000_000, 10_000_000, 61_000_000, 121_000_000,
+		s.wait, s.wait, s.wait-1, 3_600_000_000, 86_400_000_000, -1, -1_000_000, -3_600_000_000)
+	if by > 40*86_400_000_000 { // not out of the range of time
+		by = 40 * 86_400_000_000
+	}
+	if s.now+by < Epoch || s.now+by > 2*Epoch {
+		by = 0
+	}
+	s.now += by
+	s.note("clock %+d", by)
+	for _, st := range s.stores {
+		st.SetClock(s.now)
+	}
+	for _, client := range s.clients {
+		ids := s.ids(client)
+		stored := s.stores[0].Stored(ids...)
+		for _, l := range s.limits {
+			if k := (modelKey{client, l.Scope}); find(ids, stored, k) < 0 {
+				if err := s.model.expired(k, s.now); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (s *sequence) cost() int64 {
+	capacity := s.limits[s.IntN(len(s.limits))].Spec.Capacity
+	return min(bucket.MaxMicro, pick[int64](s, 0, 1, 999_999, one, one, one, one+1, 5*one, capacity/2, capacity-1, capacity, capacity+1,
+		int64(s.IntN(1<<30)), bucket.MaxMicro))
+}
+
+func (s *sequence) check(t testing.TB) error {
+	c := store.Check{Client: pick(s, s.clients...), Cost: s.cost(), Shadow: s.IntN(8) == 0}
+	for _, i := range pick(s, []int{0}, []int{0, 1, 2}, []int{2, 1}, []int{1, 0}) {
+		c.Limits = append(c.Limits, s.limits[i])
+	}
+	s.note("check %+v", c)
+	ids := s.ids(c.Client)
+	var first store.Decision
+	for i, st := range s.stores {
+		d, err := st.Check(t.Context(), c)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			first = d
+		} else if !reflect.DeepEqual(d, first) {
+			return fmt.Errorf("decisions of store 0 and %d differ:\n%s", i, cmp.Diff(first, d))
+		}
+	}
+	if first.Now != s.now {
+		return fmt.Errorf("decided at %d, the clock says %d", first.Now, s.now)
+	}
+	after, err := s.same(ids)
+	if err != nil {
+		return err
+	}
+	s.wait = 0
+	switched := false
+	for i, l := range c.Limits {
+		got := first.Limits[i]
+		s.wait = max(s.wait, got.Wait)
+		if got.Charged > 0 {
+			s.charged = append(s.charged, store.Item{Client: c.Client, Scope: l.Scope, Spec: l.Spec, Window: got.Window, Time: first.Now})
+		}
+		k := modelKey{c.Client, l.Scope}
+		if b := s.model.buckets[k]; b != nil && (b.spec.Kind != l.Spec.Kind || b.spec.Window != l.Spec.Window) {
+			switched = true
+		}
+	}
+	s.charged = s.charged[max(0, len(s.charged)-8):]
+	if !switched {
+		return s.model.check(c, first)
+	}
+	// A switch is not the model's to judge (TestSwitchNeverRefills does): it goes on from what is stored.
+	for i, l := range c.Limits {
+		k := modelKey{c.Client, l.Scope}
+		at := find(ids, after, k)
+		if at < 0 || first.Limits[i].Charged+first.Limits[i].GraceCharged == 0 && c.Cost == 0 {
+			continue
+		}
+		spec := l.Spec
+		if ids[at].Kind != spec.Kind {
+			continue // a peek, or an uncharged limit that keeps its own
+		}
+		if b := s.model.buckets[k]; b != nil && first.Limits[i].Charged+first.Limits[i].GraceCharged == 0 &&
+			b.spec.Kind == spec.Kind && b.spec.Window == spec.Window {
+			continue
+		}
+		if err := s.model.adopt(k, spec, after[at].Fields); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sequence) settle(t testing.TB) error {
+	s.cursor++
+	st := store.Settlement{Shard: s.shard, Stream: "s", Prev: s.cursor - 1, Seq: s.cursor, Boot: "b", N: s.cursor}
+	named := map[modelKey]bool{}
+	for range s.IntN(3) {
+		if len(s.charged) == 0 {
+			break
+		}
+		it := pick(s, s.charged...)
+		if k := (modelKey{it.Client, it.Scope}); named[k] {
+			continue
+		} else {
+			named[k] = true
+		}
+		most := it.Spec.Capacity
+		it.Delta = pick[int64](s, 0, 1, one, 9*one, most/3, most, 2*most, -1, -one, -most, -bucket.MaxDebt, bucket.MaxDebt)
+		it.Time += pick[int64](s, 0, 0, -1_000_000, 3_600_000_000)
+		st.Items = append(st.Items, it)
+	}
+	s.note("settle %+v", st)
+	var ids []ID
+	for _, it := range st.Items {
+		ids = append(ids, s.ids(it.Client)...)
+	}
+	var first store.Settled
+	for i, cl := range s.stores {
+		if _, err := cl.Begin(t.Context(), s.shard, "s", 0); err != nil {
+			return err
+		}
+		got, err := cl.Settle(t.Context(), st)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			first = got
+		} else if !reflect.DeepEqual(got, first) && (len(got.Items) > 0 || len(first.Items) > 0) {
+			return fmt.Errorf("settlements of store 0 and %d differ:\n%s", i, cmp.Diff(first, got))
+		}
+	}
+	if first.Status != store.Applied || len(first.Items) != len(st.Items) {
+		return fmt.Errorf("settled: %+v", first)
+	}
+	after, err := s.same(ids)
+	if err != nil {
+		return err
+	}
+	for i, it := range st.Items {
+		k := modelKey{it.Client, it.Scope}
+		if b := s.model.buckets[k]; b != nil && (b.spec.Kind != it.Spec.Kind || b.spec.Window != it.Spec.Window) {
+			if err := s.model.adopt(k, b.spec, after[find(ids, after, k)].Fields); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := s.model.settle(it, first.Items[i], s.now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ids are all places where a client's buckets may be.
+func (s *sequence) ids(client string) []ID {
+	return []ID{
+		{bucket.TokenBucket, routeScope, client}, {bucket.SlidingWindow, routeScope, client},
+		{bucket.TokenBucket, bucket.ScopePlan, client}, {bucket.SlidingWindow, bucket.ScopePlan, client},
+		{bucket.DailyQuota, bucket.ScopeDay, client},
+	}
+}
+
+// same checks that all stores hold the same under ids, each bucket once and nothing unbounded.
+func (s *sequence) same(ids []ID) ([]Hash, error) {
+	first := s.stores[0].Stored(ids...)
+	for i, st := range s.stores[1:] {
+		if got := st.Stored(ids...); !reflect.DeepEqual(got, first) {
+			return nil, fmt.Errorf("stored by 0 and %d:\n%s", i+1, cmp.Diff(first, got))
+		}
+	}
+	for i, h := range first {
+		if len(h.Fields) > 9 {
+			return nil, fmt.Errorf("%v has %d fields: %v", ids[i], len(h.Fields), h.Fields)
+		}
+		if len(h.Fields) > 0 && i+1 < len(ids) && ids[i].Scope == ids[i+1].Scope && len(first[i+1].Fields) > 0 {
+			return nil, fmt.Errorf("%v is stored under both algorithms", ids[i])
+		}
+	}
+	return first, nil
+}
+
+// find is where k's bucket is stored, -1 if it is not.
+func find(ids []ID, hashes []Hash, k modelKey) int {
+	for i, id := range ids {
+		if id.Client == k.client && id.Scope == k.scope && len(hashes[i].Fields) > 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// last is a token bucket's last_updated as stored.
+func (s *sequence) last(k modelKey) (int64, error) {
+	h := s.stores[0].Stored(ID{bucket.TokenBucket, k.scope, k.client})[0]
+	return strconv.ParseInt(h.Fields["last_updated"], 10, 64)
+}
