@@ -1,8 +1,6 @@
 # `make help` lists the targets. Everything runs from the root of the checkout.
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LDFLAGS := -s -w -X main.version=$(VERSION)
-SERVICES := edge settler healthwatch controlplane
 # Arguments of `make run`, for instance: make run ARGS='--edge-addr 127.0.0.1:9000'
 ARGS ?=
 
@@ -13,17 +11,12 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## Build static binaries of the four services and of aegis into bin/
-	@mkdir -p bin
-	@for s in $(SERVICES); do \
-		echo "bin/$$s"; \
-		CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/$$s ./services/$$s/cmd/$$s || exit 1; \
-	done
-	@echo bin/aegis
-	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/aegis ./cmd/aegis
+	@VERSION=$(VERSION) scripts/binaries.sh
+	@ls -1 bin/edge bin/settler bin/healthwatch bin/controlplane bin/aegis
 
 run: ## Run everything in one process: edge on :8080, controlplane on :8090, NATS on :4222 (ARGS='...')
 	@mkdir -p bin
-	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/aegis ./cmd/aegis
+	@CGO_ENABLED=0 go build -ldflags '-X main.version=$(VERSION)' -o bin/aegis ./cmd/aegis
 	@exec bin/aegis up $(ARGS)
 
 test: ## Run the tests of every module but e2e, on a real Redis (no Docker needed)
@@ -49,10 +42,10 @@ images: ## Make the container images; base images that can't be pulled are made 
 
 up: ## Start the stack in containers (docker compose)
 	@scripts/images.sh
-	@docker compose -f deploy/compose.yaml up -d --wait
+	@scripts/compose.sh -f deploy/compose.yaml up -d --wait
 
 down: ## Stop it and delete its volumes
-	@docker compose -f deploy/compose.yaml down -v
+	@scripts/compose.sh -f deploy/compose.yaml down -v
 
 clean: ## Delete what was built; data/ stays
 	@rm -rf bin .cache

@@ -4,16 +4,49 @@ go 1.26.0
 
 require (
 	github.com/aegisrate/aegisrate v0.0.0
-	github.com/aegisrate/aegisrate/services/edge v0.0.0
-	github.com/aegisrate/aegisrate/services/settler v0.0.0
-	github.com/aegisrate/aegisrate/services/healthwatch v0.0.0
 	github.com/aegisrate/aegisrate/services/controlplane v0.0.0
+	github.com/aegisrate/aegisrate/services/edge v0.0.0
+	github.com/aegisrate/aegisrate/services/healthwatch v0.0.0
+	github.com/aegisrate/aegisrate/services/settler v0.0.0
+	github.com/alecthomas/kong v1.17.0
+	github.com/alicebob/miniredis/v2 v2.40.0
+	github.com/nats-io/nats.go v1.55.0
+	github.com/redis/go-redis/v9 v9.23.0
+	github.com/rs/zerolog v1.35.1
+)
+
+require (
+	github.com/antithesishq/antithesis-sdk-go v0.9.0-default-no-op // indirect
+	github.com/beorn7/perks v1.0.1 // indirect
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/go-chi/chi/v5 v5.5.0 // indirect
+	github.com/goccy/go-yaml v1.19.2 // indirect
+	github.com/google/go-tpm v0.9.8 // indirect
+	github.com/klauspost/compress v1.20.4 // indirect
+	github.com/mattn/go-colorable v0.1.14 // indirect
+	github.com/mattn/go-isatty v0.0.20 // indirect
+	github.com/minio/highwayhash v1.0.4 // indirect
+	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
+	github.com/nats-io/jwt/v2 v2.8.3 // indirect
+	github.com/nats-io/nats-server/v2 v2.15.3 // indirect
+	github.com/nats-io/nkeys v0.4.17 // indirect
+	github.com/nats-io/nuid v1.0.1 // indirect
+	github.com/prometheus/client_golang v1.25.0 // indirect
+	github.com/prometheus/client_model v0.6.3 // indirect
+	github.com/prometheus/common v0.72.0 // indirect
+	github.com/prometheus/procfs v0.22.0 // indirect
+	github.com/yuin/gopher-lua v1.1.1 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+	golang.org/x/crypto v0.58.0 // indirect
+	golang.org/x/sys v0.50.0 // indirect
+	golang.org/x/time v0.16.0 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
 )
 
 replace (
 	github.com/aegisrate/aegisrate => ../..
-	github.com/aegisrate/aegisrate/services/edge => ../../services/edge
-	github.com/aegisrate/aegisrate/services/settler => ../../services/settler
-	github.com/aegisrate/aegisrate/services/healthwatch => ../../services/healthwatch
 	github.com/aegisrate/aegisrate/services/controlplane => ../../services/controlplane
+	github.com/aegisrate/aegisrate/services/edge => ../../services/edge
+	github.com/aegisrate/aegisrate/services/healthwatch => ../../services/healthwatch
+	github.com/aegisrate/aegisrate/services/settler => ../../services/settler
 )

@@ -28,6 +28,8 @@ type redisServer struct {
 	// died gives the reason when it ends without having been stopped.
 	died <-chan error
 	stop func()
+	// kill ends it at once, where it is a process.
+	kill func()
 }
 
 // startRedis starts a private redis-server where there is one on PATH, else the
@@ -82,6 +84,7 @@ func startRedisProcess(ctx context.Context, path string, log zerolog.Logger) (*r
 		about: fmt.Sprintf("private redis-server %s (%s, pid %d)", version, path, cmd.Process.Pid),
 		died:  p.died,
 		stop:  p.stop,
+		kill:  func() { p.cmd.Process.Kill() }, // an error means that it has ended
 	}, nil
 }
 
@@ -153,12 +156,10 @@ func (p *process) stop() {
 
 // awaitReady waits until the child, and no other server, answers on addr, and gives its version.
 func (p *process) awaitReady(ctx context.Context, addr string) (version string, err error) {
-	client := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialTimeout: time.Second, DialerRetries: 1})
-	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for {
-		info, err := client.Info(ctx, "server").Result()
+		info, err := info(ctx, addr)
 		if err == nil {
 			if field(info, "process_id") != strconv.Itoa(p.cmd.Process.Pid) {
 				return "", errPortTaken
@@ -177,6 +178,19 @@ func (p *process) awaitReady(ctx context.Context, addr string) (version string, 
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+}
+
+// info asks a server that may not listen yet about itself.
+func info(ctx context.Context, addr string) (string, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	conn.Close()
+	client := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1})
+	defer client.Close()
+	return client.Info(ctx, "server").Result()
 }
 
 // field reads one field of an INFO answer.

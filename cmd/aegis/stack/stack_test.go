@@ -1,0 +1,623 @@
+package stack
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
+
+	"github.com/aegisrate/aegisrate/cmd/aegis/upstream"
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store/redisstore"
+	"github.com/aegisrate/aegisrate/pkg/bus"
+	"github.com/aegisrate/aegisrate/pkg/bus/embedded"
+	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/policy"
+)
+
+// still is a refill rate that gives nothing back while a test runs: a micro-token a second.
+const still = 0.000001
+
+func TestHeadersAndTiers(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t, func(p *policy.Policy) { eachRoute(p, func(r *policy.Route) { r.RefillRate = still }) }))
+	edge := s.Edges()[0]
+
+	for i := range 20 {
+		a := get(t, edge, "/api/fast", "demo-enterprise")
+		want := map[string]string{
+			"RateLimit-Limit": "20", "RateLimit-Remaining": strconv.Itoa(19 - i), "X-RateLimit-Tier": "green",
+			"X-RateLimit-Algorithm": "token_bucket", "Retry-After": "",
+		}
+		a.check(t, http.StatusOK, want)
+		if a.header.Get("RateLimit-Reset") == "" {
+			t.Error("no RateLimit-Reset")
+		}
+		if m, err := strconv.ParseFloat(a.header.Get("X-RateLimit-Adaptive-Multiplier"), 64); err != nil || m != 1 {
+			t.Errorf("X-RateLimit-Adaptive-Multiplier = %q, want 1", a.header.Get("X-RateLimit-Adaptive-Multiplier"))
+		}
+	}
+	for range 4 { // the grace buffer: a fifth of the capacity
+		get(t, edge, "/api/fast", "demo-enterprise").check(t, http.StatusAccepted, map[string]string{"X-RateLimit-Tier": "yellow"})
+	}
+	red := get(t, edge, "/api/fast", "demo-enterprise")
+	red.check(t, http.StatusTooManyRequests, map[string]string{
+		"X-RateLimit-Tier": "red", "RateLimit-Remaining": "0", "Content-Type": "application/problem+json",
+	})
+	if after, err := strconv.Atoi(red.header.Get("Retry-After")); err != nil || after < 1 {
+		t.Errorf("Retry-After = %q, want a number of seconds", red.header.Get("Retry-After"))
+	}
+	var problem struct{ Type, Title string }
+	if err := json.Unmarshal(red.body, &problem); err != nil || problem.Type == "" || problem.Title == "" {
+		t.Errorf("not a problem document: %s", red.body)
+	}
+	// Another client, and another route, have buckets of their own.
+	get(t, edge, "/api/fast", "demo-growth").check(t, http.StatusOK, map[string]string{"RateLimit-Remaining": "19"})
+	get(t, edge, "/api/slow?ms=1", "demo-enterprise").check(t, http.StatusOK, map[string]string{"RateLimit-Remaining": "19"})
+}
+
+func TestCostSettlesAndDebtBlocks(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t, func(p *policy.Policy) { eachRoute(p, func(r *policy.Route) { r.RefillRate = still }) }))
+	edge := s.Edges()[0]
+
+	get(t, edge, "/api/cost?units=10", "demo-enterprise").check(t, http.StatusOK, map[string]string{"RateLimit-Remaining": "19", "X-Compute-Cost": ""})
+	awaitBalance(t, s, "user:demo-enterprise", "cost", 10*bucket.One)
+
+	// A cost that is none is ignored, and the base cost of 1 stays.
+	for _, units := range []string{"NaN", "-5", "1e309"} {
+		get(t, edge, "/api/cost?units="+units, "demo-growth").check(t, http.StatusOK, nil)
+	}
+	get(t, edge, "/api/cost?units=5", "demo-growth").check(t, http.StatusOK, nil)
+	awaitBalance(t, s, "user:demo-growth", "cost", (20-3-5)*bucket.One)
+
+	// A cost beyond the balance becomes debt, and blocks.
+	get(t, edge, "/api/cost?units=30", "demo-enterprise").check(t, http.StatusOK, map[string]string{"RateLimit-Remaining": "9"})
+	awaitBalance(t, s, "user:demo-enterprise", "cost", -20*bucket.One)
+	get(t, edge, "/api/cost?units=1", "demo-enterprise").check(t, http.StatusTooManyRequests, map[string]string{"RateLimit-Remaining": "0"})
+
+	// Refill clears it: 21 tokens at 10 a second.
+	control(t, s, "", `{"routes":{"cost":{"refill_rate":10}}}`, http.StatusOK)
+	await(t, 10*time.Second, "the debt to be refilled", func() bool {
+		return get(t, edge, "/api/cost?units=1", "demo-enterprise").status == http.StatusOK
+	})
+}
+
+func TestUpstreamHealthMovesTheMultiplier(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t, func(p *policy.Policy) {
+		eachRoute(p, func(r *policy.Route) { r.Capacity, r.RefillRate = 10_000, 10_000 })
+		u := p.Upstreams[sample]
+		u.Health.Increase = 0.4 // two steps from the floor to 1
+		p.Upstreams[sample] = u
+	}))
+	second := addEdge(t, s, "edge-2")
+	multipliers := func(want float64) func() bool {
+		return func() bool {
+			for _, e := range []*Node{s.Edges()[0], second} {
+				a := get(t, e, "/api/fast", "demo-admin")
+				if a.status == http.StatusServiceUnavailable || a.status == http.StatusOK {
+					a = get(t, e, "/api/fast", "demo-enterprise")
+				}
+				if m, err := strconv.ParseFloat(a.header.Get("X-RateLimit-Adaptive-Multiplier"), 64); err != nil || m != want {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	await(t, 10*time.Second, "M = 1", multipliers(1))
+	set := func(f upstream.Faults) {
+		t.Helper()
+		if err := s.Upstream().Set(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(upstream.Faults{ErrorRate: 1})
+	await(t, 30*time.Second, "M to fall to 0.2 on both edges while the upstream fails", multipliers(0.2))
+	set(upstream.Faults{})
+	await(t, 30*time.Second, "M to rise to 1 on both edges once it is well", multipliers(1))
+	set(upstream.Faults{LatencyMS: 900})
+	for range 15 { // enough slow samples, without waiting for each
+		go http.Get("http://" + second.Addr() + "/api/fast") // the upstream's answer does not matter
+	}
+	await(t, 60*time.Second, "M to fall while the upstream is slow", multipliers(0.2))
+}
+
+func TestChangesReachEveryEdge(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t, nil))
+	second := addEdge(t, s, "edge-2")
+	limit := func(want string) {
+		t.Helper()
+		for _, e := range []*Node{s.Edges()[0], second} {
+			await(t, time.Second, "the limit to be "+want, func() bool {
+				return get(t, e, "/api/fast", "demo-enterprise").header.Get("RateLimit-Limit") == want
+			})
+		}
+	}
+	limit("20")
+	control(t, s, "", `{"routes":{"fast":{"capacity":7}}}`, http.StatusOK)
+	limit("7")
+	command(t, s, "", `{"routes":{"fast":{"capacity":9}}}`)
+	limit("9")
+	// What is refused changes nothing, not even by half.
+	refusal := control(t, s, "", `{"routes":{"fast":{"capacity":3},"slow":{"capacity":-1}}}`, http.StatusBadRequest)
+	if !strings.Contains(refusal, "routes.slow.capacity") {
+		t.Errorf("the refusal does not name the field: %s", refusal)
+	}
+	control(t, s, "", `{"algorithm":"sliding_window"}`, http.StatusOK)
+	await(t, time.Second, "the algorithm to be switched", func() bool {
+		a := get(t, second, "/api/fast", "demo-enterprise")
+		return a.header.Get("X-RateLimit-Algorithm") == "sliding_window"
+	})
+	control(t, s, "", `{"algorithm":"token_bucket"}`, http.StatusOK)
+	limit("9")
+}
+
+func TestTokenGuardsChanges(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t, nil)
+	cfg.AdminToken = "a-token-for-the-test"
+	s := start(t, cfg)
+	const change = `{"routes":{"fast":{"capacity":7}}}`
+	control(t, s, "", change, http.StatusUnauthorized)
+	control(t, s, "wrong", change, http.StatusUnauthorized)
+	if reply := command(t, s, "", change); reply.Header.Get("Nats-Service-Error-Code") == "" {
+		t.Errorf("NATS takes a command without the token: %s", reply.Data)
+	}
+	if limit := get(t, s.Edges()[0], "/api/fast", "").header.Get("RateLimit-Limit"); limit != "20" {
+		t.Errorf("a refused change is in force: limit %s", limit)
+	}
+	if reply := command(t, s, cfg.AdminToken, change); reply.Header.Get("Nats-Service-Error-Code") != "" {
+		t.Errorf("NATS refuses the right token: %v %s", reply.Header, reply.Data)
+	}
+	await(t, time.Second, "the change", func() bool {
+		return get(t, s.Edges()[0], "/api/fast", "").header.Get("RateLimit-Limit") == "7"
+	})
+}
+
+func TestEdgeRestartsWithoutControlplane(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t, nil))
+	control(t, s, "", `{"routes":{"fast":{"capacity":7}}}`, http.StatusOK)
+	first := s.Edges()[0]
+	await(t, time.Second, "the change", func() bool {
+		return get(t, first, "/api/fast", "demo-enterprise").header.Get("RateLimit-Limit") == "7"
+	})
+	if err := s.Controlplane().Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	again := addEdge(t, s, "edge-1")
+	get(t, again, "/api/fast", "demo-enterprise").check(t, http.StatusOK, map[string]string{"RateLimit-Limit": "7"})
+}
+
+func TestEdgesShareTheLimit(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t, func(p *policy.Policy) { eachRoute(p, func(r *policy.Route) { r.RefillRate = still }) }))
+	edges := []*Node{s.Edges()[0], addEdge(t, s, "edge-2"), addEdge(t, s, "edge-3")}
+	var mu sync.Mutex
+	statuses := make(map[int]int)
+	var wg sync.WaitGroup
+	for i := range 90 {
+		wg.Go(func() {
+			a := get(t, edges[i%len(edges)], "/api/fast", "demo-enterprise")
+			mu.Lock()
+			defer mu.Unlock()
+			statuses[a.status]++
+		})
+	}
+	wg.Wait()
+	if statuses[http.StatusOK] != 20 || statuses[http.StatusAccepted] != 4 || statuses[http.StatusTooManyRequests] != 66 {
+		t.Errorf("three edges gave %v; want 20 green, 4 yellow, 66 red", statuses)
+	}
+}
+
+// TestStopSettlesEverything stops a stack in the middle of traffic on two edges, and
+// then compares what was asked for with what the event log and Redis hold.
+func TestStopSettlesEverything(t *testing.T) {
+	t.Parallel()
+	redis := startRedisProcessHere(t) // one that outlives the stack, to look into
+	t.Cleanup(redis.stop)
+	const capacity = 1_000_000
+	cfg := testConfig(t, func(p *policy.Policy) {
+		eachRoute(p, func(r *policy.Route) { r.Capacity, r.RefillRate = capacity, still })
+	})
+	cfg.Redis = redis.addr
+	s := start(t, cfg)
+	edges := []*Node{s.Edges()[0], addEdge(t, s, "edge-2")}
+
+	var mu sync.Mutex
+	spent := make(map[string]int64) // client → tokens, by what the upstream said each request costs
+	served := 0
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 8 {
+		source := fmt.Sprintf("127.0.1.%d", i+1)
+		client := &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}).DialContext}}
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				units := rand.N(int64(20)) + 1
+				res, err := client.Get(fmt.Sprintf("http://%s/api/cost?units=%d", edges[n%2].Addr(), units))
+				if err != nil {
+					return // the edge is gone
+				}
+				io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+				if res.StatusCode != http.StatusOK {
+					t.Errorf("%s got %d", source, res.StatusCode)
+					return
+				}
+				mu.Lock()
+				spent["ip:"+source] += units
+				served++
+				mu.Unlock()
+			}
+		})
+	}
+	await(t, 20*time.Second, "traffic", func() bool { mu.Lock(); defer mu.Unlock(); return served > 400 })
+	if err := s.Stop(); err != nil {
+		t.Errorf("not a clean stop: %v", err)
+	}
+	stop()
+	wg.Wait()
+
+	logged := make(map[string]int64)
+	count := 0
+	for _, batch := range responses(t, cfg.DataDir) {
+		for _, e := range batch.Events {
+			cost, err := strconv.ParseInt(e.ComputeCost, 10, 64)
+			if err != nil {
+				t.Fatalf("event %s: cost %q", e.ID, e.ComputeCost)
+			}
+			logged[e.Client] += cost
+			count++
+		}
+	}
+	// An answer may be cut off as the edge closes: the event is there and the client did not count it.
+	if count < served || count > served+8 {
+		t.Errorf("%d events for %d answers", count, served)
+	}
+	balances, err := redisstore.New(s.redisOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer balances.Close()
+	for client := range spent {
+		if got, want := balance(t, balances, client, "cost", capacity), (capacity-logged[client])*bucket.One; !near(got, want) {
+			t.Errorf("%s: balance %d, want %d by the events of %d answers", client, got, want, served)
+		}
+		if logged[client] < spent[client] {
+			t.Errorf("%s: events for %d tokens, answers for %d", client, logged[client], spent[client])
+		}
+	}
+	t.Logf("%d answers, %d events, %d clients, all settled", served, count, len(spent))
+}
+
+// TestRestartOnTheSameData holds that a second run finds the policy of the first, and the
+// sample upstream at its new place.
+func TestRestartOnTheSameData(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t, nil)
+	s := start(t, cfg)
+	control(t, s, "", `{"routes":{"fast":{"capacity":7}}}`, http.StatusOK)
+	if s.ReusedPolicy() != 0 {
+		t.Errorf("a first run reuses policy %d", s.ReusedPolicy())
+	}
+	if err := s.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	s = start(t, cfg)
+	if s.ReusedPolicy() != 3 {
+		t.Errorf("reused policy %d, want 3: imported, changed, pointed to the sample's new port", s.ReusedPolicy())
+	}
+	get(t, s.Edges()[0], "/api/fast", "demo-enterprise").check(t, http.StatusOK, map[string]string{"RateLimit-Limit": "7"})
+}
+
+func TestEmbeddedRedisRunsTheLoop(t *testing.T) {
+	t.Parallel()
+	redis, err := startMiniredis()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(redis.stop)
+	cfg := testConfig(t, func(p *policy.Policy) { eachRoute(p, func(r *policy.Route) { r.RefillRate = still }) })
+	cfg.Redis = redis.addr
+	s := start(t, cfg)
+	get(t, s.Edges()[0], "/api/cost?units=10", "demo-enterprise").check(t, http.StatusOK, map[string]string{"RateLimit-Remaining": "19"})
+	awaitBalance(t, s, "user:demo-enterprise", "cost", 10*bucket.One)
+}
+
+func TestStartNamesTheFlag(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { taken.Close() })
+	addr := taken.Addr().String()
+	for flag, set := range map[string]func(*Config){
+		"--edge-addr":          func(c *Config) { c.EdgeAddr = addr },
+		"--control-addr":       func(c *Config) { c.ControlAddr = addr },
+		"--nats-addr":          func(c *Config) { c.NATSAddr = addr },
+		"--upstream-addr":      func(c *Config) { c.UpstreamAddr = addr },
+		"--settler-admin-addr": func(c *Config) { c.SettlerAdminAddr = addr },
+		"--policy":             func(c *Config) { c.Policy = filepath.Join(c.DataDir, "absent.yaml") },
+		"--redis":              func(c *Config) { c.Redis = "http://localhost" },
+		"AEGIS_ADMIN_TOKEN":    func(c *Config) { c.NATSAddr = "0.0.0.0:0" },
+		"--data-dir":           func(c *Config) { c.DataDir = "/dev/null/x" },
+	} {
+		t.Run(flag, func(t *testing.T) {
+			t.Parallel()
+			cfg := testConfig(t, nil)
+			set(&cfg)
+			s, err := Start(t.Context(), cfg)
+			if err == nil {
+				s.Stop()
+				t.Fatal("started")
+			}
+			if !strings.Contains(err.Error(), flag) {
+				t.Errorf("%v: want it to name %s", err, flag)
+			}
+		})
+	}
+}
+
+func TestOneStackADirectory(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t, nil)
+	start(t, cfg)
+	if s, err := Start(t.Context(), cfg); err == nil {
+		s.Stop()
+		t.Error("a second stack started on the same directory")
+	} else if !strings.Contains(err.Error(), "--data-dir") {
+		t.Errorf("%v: want it to name --data-dir", err)
+	}
+}
+
+// TestRedisDeathEndsTheStack holds that nobody is left serving from a Redis that is gone for good.
+func TestRedisDeathEndsTheStack(t *testing.T) {
+	t.Parallel()
+	s, err := Start(t.Context(), testConfig(t, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.redis.kill()
+	select {
+	case <-s.Done():
+		if err := s.Wait(); err == nil || !strings.Contains(err.Error(), "redis-server") {
+			t.Errorf("ended with %v, want Redis named", err)
+		}
+	case <-time.After(60 * time.Second):
+		t.Error("the stack runs on")
+		s.Stop()
+	}
+}
+
+// testConfig is a stack on free ports in a directory of its own, on the sample policy as edited.
+func testConfig(t *testing.T, edit func(*policy.Policy)) Config {
+	t.Helper()
+	const free = "127.0.0.1:0"
+	cfg := Config{
+		EdgeAddr: free, ControlAddr: free, NATSAddr: free, UpstreamAddr: free,
+		EdgeAdminAddr: free, SettlerAdminAddr: free, HealthwatchAdminAddr: free, ControlAdminAddr: free,
+		DataDir: t.TempDir(),
+		Log:     zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
+	}
+	if edit != nil {
+		p, err := policy.Parse(policy.Example())
+		if err != nil {
+			t.Fatal(err)
+		}
+		edit(&p)
+		doc, err := policy.Encode(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Policy = filepath.Join(t.TempDir(), "policy.json")
+		if err := os.WriteFile(cfg.Policy, doc, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cfg
+}
+
+func eachRoute(p *policy.Policy, change func(*policy.Route)) {
+	for name, r := range p.Routes {
+		change(&r)
+		p.Routes[name] = r
+	}
+}
+
+// start runs a stack until the test ends, and holds that it stops cleanly.
+func start(t *testing.T, cfg Config) *Stack {
+	t.Helper()
+	s, err := Start(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Errorf("not a clean stop: %v", err)
+		}
+	})
+	return s
+}
+
+func addEdge(t *testing.T, s *Stack, name string) *Node {
+	t.Helper()
+	e, err := s.StartEdge(t.Context(), EdgeConfig{Name: name, Addr: "127.0.0.1:0", AdminAddr: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// answer is what a client saw.
+type answer struct {
+	path   string
+	status int
+	header http.Header
+	body   []byte
+}
+
+// get calls an edge as a client with that API key ("" for none).
+func get(t *testing.T, edge *Node, path, key string) answer {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodGet, "http://"+edge.Addr()+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if key != "" {
+		req.Header.Set("X-API-Key", key)
+	}
+	return do(t, req)
+}
+
+func do(t *testing.T, req *http.Request) answer {
+	t.Helper()
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Error(err)
+		return answer{path: req.URL.Path, header: http.Header{}}
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	return answer{path: req.URL.Path, status: res.StatusCode, header: res.Header, body: body}
+}
+
+func (a answer) check(t *testing.T, status int, headers map[string]string) {
+	t.Helper()
+	if a.status != status {
+		t.Errorf("%s: %d, want %d: %s", a.path, a.status, status, a.body)
+	}
+	for name, want := range headers {
+		if got := a.header.Get(name); got != want {
+			t.Errorf("%s: %s = %q, want %q", a.path, name, got, want)
+		}
+	}
+}
+
+// control sends a change over HTTP and gives the answer's body.
+func control(t *testing.T, s *Stack, token, change string, status int) string {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodPost, "http://"+s.Controlplane().Addr()+"/api/control", strings.NewReader(change))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if token != "" {
+		req.Header.Set("X-Admin-Token", token)
+	}
+	a := do(t, req)
+	a.check(t, status, nil)
+	return string(a.body)
+}
+
+// command sends a change over NATS as the stock command line does: over TCP, with a plain client.
+func command(t *testing.T, s *Stack, token, change string) *nats.Msg {
+	t.Helper()
+	conn, err := nats.Connect(s.NATSURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	msg := nats.NewMsg(events.SubjectConfigCommand)
+	msg.Data = []byte(change)
+	if token != "" {
+		msg.Header.Set("X-Admin-Token", token)
+	}
+	reply, err := conn.RequestMsg(msg, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply
+}
+
+// awaitBalance waits until a bucket of the sample policy holds what it should. A second
+// is what settlement may take.
+func awaitBalance(t *testing.T, s *Stack, client, scope string, want int64) {
+	t.Helper()
+	balances, err := redisstore.New(s.redisOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer balances.Close()
+	await(t, time.Second, fmt.Sprintf("%s to hold %d on %s", client, want, scope), func() bool {
+		return near(balance(t, balances, client, scope, 20), want)
+	})
+}
+
+// near allows for the micro-tokens that come back at the rate of still.
+func near(got, want int64) bool { return got >= want && got < want+1000 }
+
+// balance peeks at a token bucket that refills at the rate of still.
+func balance(t *testing.T, s store.Store, client, scope string, capacity int64) int64 {
+	t.Helper()
+	spec := bucket.Effective(bucket.Limit{Kind: bucket.TokenBucket, Capacity: capacity, Rate: 1}, bucket.One)
+	d, err := s.Check(t.Context(), store.Check{Client: client, Limits: []store.Limit{{Scope: scope, Spec: spec}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Limits[0].Remaining
+}
+
+// responses reads the event log that a stopped stack left.
+func responses(t *testing.T, dataDir string) []events.ResponseBatch {
+	t.Helper()
+	server, err := embedded.Start(embedded.Config{StoreDir: filepath.Join(dataDir, "nats"), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Shutdown()
+	b, err := bus.Connect(t.Context(), bus.Config{Name: "test", InProcess: server}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	state, err := b.Stream(t.Context(), events.StreamResponses)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var batches []events.ResponseBatch
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err = b.Follow(ctx, events.StreamResponses, bus.All(), func(m bus.Message) error {
+		batch, err := events.Decode[events.ResponseBatch](m.Data)
+		if err != nil {
+			return err
+		}
+		batches = append(batches, batch)
+		if m.Seq == state.Last {
+			cancel()
+		}
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		t.Fatal(err)
+	}
+	if state.Msgs != uint64(len(batches)) {
+		t.Fatalf("read %d of %d messages", len(batches), state.Msgs)
+	}
+	return batches
+}
