@@ -61,8 +61,6 @@ func (c Config) Validate() error {
 		return errors.New("nats-user: must be set when a password is")
 	case c.Replicas < 0 || c.Replicas > 5 || c.Replicas == 2 || c.Replicas == 4:
 		return fmt.Errorf("nats-replicas: %d is not 1, 3 or 5", c.Replicas)
-	case c.Name == "":
-		return errors.New("bus: Config.Name must be the service's name")
 	}
 	return nil
 }
@@ -120,6 +118,9 @@ type Stats struct {
 func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
+	}
+	if cfg.Name == "" { // not in Validate, which kong calls before a main can set it
+		return nil, errors.New("bus: Config.Name must be the service's name")
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package healthwatch
 
 import (
-	"errors"
 	"fmt"
 	"time"
 )
@@ -19,11 +18,8 @@ func DefaultConfig(name string) Config { return Config{Interval: time.Second, Na
 
 // Validate reports the first setting that cannot work.
 func (c Config) Validate() error {
-	switch {
-	case c.Interval < 10*time.Millisecond || c.Interval > time.Minute:
+	if c.Interval < 10*time.Millisecond || c.Interval > time.Minute {
 		return fmt.Errorf("interval: %v: want 10ms to 1m", c.Interval)
-	case c.Name == "":
-		return errors.New("name: must be set")
 	}
 	return nil
 }

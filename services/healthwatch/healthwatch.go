@@ -42,6 +42,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("healthwatch: %w", err)
 	}
+	if cfg.Name == "" { // not in Validate, which kong calls before a main can set it
+		return nil, errors.New("healthwatch: name: must be set")
+	}
 	start := time.Now()
 	s := &Service{
 		cfg:        cfg,
