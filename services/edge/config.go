@@ -1,9 +1,11 @@
 package edge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"regexp"
 	"strings"
 	"time"
@@ -42,7 +44,7 @@ var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 // Validate reports the first setting that can't work.
 func (c Config) Validate() error {
 	switch {
-	case !validID.MatchString(c.ID):
+	case c.ID != "" && !validID.MatchString(c.ID):
 		return fmt.Errorf("id %q: want 1 to 63 of a-z, 0-9, _ and -", c.ID)
 	case c.Addr == "":
 		return errors.New("addr: must be set, for instance 127.0.0.1:8080")
@@ -63,8 +65,20 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// IDOf makes an edge's id of a host name: it becomes a token of a NATS subject.
-func IDOf(host string) string {
+// withID is c with an id: the host's name where it has none, made a token of a NATS subject.
+func (c Config) withID() (Config, error) {
+	if c.ID != "" {
+		return c, nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return c, fmt.Errorf("id: not set, and the host has no name: %w", err)
+	}
+	c.ID = cmp.Or(idOf(host), "edge")
+	return c, nil
+}
+
+func idOf(host string) string {
 	id := []byte(strings.ToLower(host))
 	for i, c := range id {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {

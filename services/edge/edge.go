@@ -55,6 +55,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
+	cfg, err := cfg.withID()
+	if err != nil {
+		return nil, fmt.Errorf("edge: %w", err)
+	}
 	s := &Service{
 		cfg:  cfg,
 		bus:  deps.Bus,

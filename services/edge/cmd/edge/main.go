@@ -24,13 +24,17 @@ type commands struct {
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask the edge on this machine whether it is ready; exit 0 if so."`
 }
 
+func newCommands() *commands {
+	return &commands{Run: runCommand{NATS: bus.Config{Name: "edge"}}}
+}
+
 func main() {
 	// A second signal finds the default handler and ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	defer stop()
 
-	cli := kong.Parse(new(commands),
+	cli := kong.Parse(newCommands(),
 		kong.Name("edge"),
 		kong.Description("AegisRate's edge: admits requests by their limits and proxies them."),
 		kong.BindTo(ctx, (*context.Context)(nil)),
@@ -55,19 +59,11 @@ func (c *runCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.Edge.ID == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return fmt.Errorf("id: not set, and the host has no name: %w", err)
-		}
-		c.Edge.ID = cmp.Or(edge.IDOf(host), "edge")
-	}
 	store, err := redisstore.New(c.Redis)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	c.NATS.Name = "edge"
 	b, err := bus.Connect(ctx, c.NATS, log)
 	if err != nil {
 		return err
