@@ -219,37 +219,56 @@ func (v *versions) provision(ctx context.Context) error {
 	return err
 }
 
-// errSearch says that the last message is no good version and an earlier one must be found.
-var errSearch = errors.New("no good version yet")
+// errEnd ends a reading of the stream that found what it was for.
+var errEnd = errors.New("end of the search")
 
 // follow takes versions as they come, until ctx ends.
 func (v *versions) follow(ctx context.Context) error {
-	from, searching := bus.LastPerSubject(), false
 	for ctx.Err() == nil {
 		state, err := v.bus.Stream(ctx, events.StreamConfig)
 		if err == nil {
-			err = v.bus.Follow(ctx, events.StreamConfig, from, func(m bus.Message) error {
+			err = v.bus.Follow(ctx, events.StreamConfig, bus.LastPerSubject(), func(m bus.Message) error {
 				v.saw(state.ID, m)
-				if v.current() == nil && !searching {
-					return errSearch
+				if v.current() == nil {
+					return errEnd
 				}
 				return nil
 			}, bus.OfStream(state.ID))
 		}
+		pause := upkeepRetry
 		switch {
-		case errors.Is(err, errSearch):
-			from, searching = bus.All(), true
-			continue
+		case errors.Is(err, errEnd):
+			if !v.search(ctx, state) {
+				pause = upkeepEvery
+			}
 		case errors.Is(err, bus.ErrStreamReset):
 			v.log.Warn().Err(err).Msg("the config stream was reset")
 			v.forget()
-			from, searching = bus.LastPerSubject(), false
 		}
-		if sleep(ctx, upkeepRetry) != nil {
+		if sleep(ctx, pause) != nil {
 			break
 		}
 	}
 	return nil
+}
+
+// search finds the last good version of a stream whose last message is none.
+func (v *versions) search(ctx context.Context, state bus.StreamState) bool {
+	var good *bus.Message
+	err := v.bus.Follow(ctx, events.StreamConfig, bus.All(), func(m bus.Message) error {
+		if _, err := decode(m); err == nil {
+			good = &m
+		}
+		if m.Seq >= state.Last {
+			return errEnd
+		}
+		return nil
+	}, bus.OfStream(state.ID))
+	if !errors.Is(err, errEnd) || good == nil {
+		return false
+	}
+	v.saw(state.ID, *good)
+	return true
 }
 
 // sleep waits; its error is that of ctx.
