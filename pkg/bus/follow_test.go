@@ -197,6 +197,39 @@ func TestFollowLosesItsConsumer(t *testing.T) {
 	counted(t, in.texts(), 1, 31)
 }
 
+// TestFollowNoticesAGap lets a thief take messages from the reader's own
+// consumer: what does not arrive must be read again, in its place.
+func TestFollowNoticesAGap(t *testing.T) {
+	t.Parallel()
+	s := bustest.Start(t)
+	b := s.Bus(t)
+	provision(t, b, tiny("tiny"))
+	stream, err := raw(t, s).Stream(t.Context(), "TINY")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var in inbox
+	follow(t, b, bus.All(), in.add)
+	publish(t, b, "tiny", 1, 1)
+	bustest.Await(t, "first message", func() bool { return in.len() == 1 })
+	var consumer jetstream.Consumer
+	for name := range stream.ConsumerNames(t.Context()).Name() {
+		if consumer, err = stream.Consumer(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loot, err := consumer.Fetch(20, jetstream.FetchMaxWait(10*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "tiny", 2, 100)
+	if _, stolen := <-loot.Messages(); !stolen {
+		t.Fatalf("nothing was stolen, so nothing is shown: %v", loot.Error())
+	}
+	bustest.Await(t, "all messages", func() bool { return in.len() >= 100 })
+	counted(t, in.texts(), 1, 100)
+}
+
 // TestFollowWithASlowFunction holds the reader up for longer than the bus reads ahead.
 func TestFollowWithASlowFunction(t *testing.T) {
 	t.Parallel()

@@ -122,7 +122,7 @@ func counted(t *testing.T, texts []string, first, last int) {
 }
 
 // confined starts a server with one user "test", password "secret", who has only these permissions.
-func confined(t *testing.T, publish, subscribe []string) *bustest.Server {
+func confined(t *testing.T, publish, subscribe []string, opts ...bustest.Option) *bustest.Server {
 	t.Helper()
 	conf := fmt.Sprintf(`
 		authorization { users: [
@@ -134,7 +134,7 @@ func confined(t *testing.T, publish, subscribe []string) *bustest.Server {
 	if err := os.WriteFile(path, []byte(conf), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return bustest.Start(t, bustest.ConfigFile(path))
+	return bustest.Start(t, append(opts, bustest.ConfigFile(path))...)
 }
 
 func login(user string) func(*bus.Config) {

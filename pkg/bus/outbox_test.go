@@ -16,6 +16,9 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/events"
 )
 
+// callTimeout is how long the bus waits for an answer.
+const callTimeout = 5 * time.Second
+
 // parcel is the message of a test's outbox.
 type parcel struct {
 	N     uint64
@@ -208,7 +211,11 @@ func TestOutboxLosesAcks(t *testing.T) {
 		}
 		o.Add(2*i + 2)
 		proxy.Heal()
+		healed := time.Now()
 		bustest.Await(t, "acknowledgements", func() bool { return o.Stats().Published == uint64(2*i+2) })
+		if took := time.Since(healed); took > callTimeout/2 {
+			t.Errorf("waited %v for an answer that could not come any more", took)
+		}
 	}
 	delivered(t, direct, 10)
 }

@@ -258,7 +258,7 @@ func TestConnectBeforeTheServer(t *testing.T) {
 // TestPasswordComesLater rotates the password: a wrong one is no reason to give up.
 func TestPasswordComesLater(t *testing.T) {
 	t.Parallel()
-	s := confined(t, []string{">"}, []string{">"})
+	s := confined(t, []string{">"}, []string{">"}, bustest.Listen())
 	path := filepath.Join(t.TempDir(), "password")
 	write := func(pw string) {
 		if err := os.WriteFile(path, []byte(pw+"\n"), 0o600); err != nil {
@@ -266,7 +266,8 @@ func TestPasswordComesLater(t *testing.T) {
 		}
 	}
 	write("wrong")
-	b, err := bus.Connect(t.Context(), bus.Config{Name: "test", InProcess: s, User: "test", PasswordFile: path}, zerolog.Nop())
+	proxy := bustest.NewProxy(t, s.URL())
+	b, err := bus.Connect(t.Context(), bus.Config{Name: "test", URL: proxy.Addr(), User: "test", PasswordFile: path}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,6 +275,7 @@ func TestPasswordComesLater(t *testing.T) {
 	if b.Connected() {
 		t.Fatal("let in with a wrong password")
 	}
+	bustest.Await(t, "several attempts", func() bool { return proxy.Accepted() >= 4 })
 	write("secret")
 	bustest.Await(t, "connection", b.Connected)
 }

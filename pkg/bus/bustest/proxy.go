@@ -17,6 +17,7 @@ type Proxy struct {
 	mode  mode
 	wake  chan struct{} // closed when the mode changes
 	conns map[net.Conn]struct{}
+	seen  int
 }
 
 type mode int
@@ -50,6 +51,13 @@ func NewProxy(t testing.TB, target string) *Proxy {
 
 // Addr is where clients connect, "host:port".
 func (p *Proxy) Addr() string { return p.ln.Addr().String() }
+
+// Accepted is how many connections clients have made so far.
+func (p *Proxy) Accepted() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen
+}
 
 // Mute throws away what the server says from now on: requests arrive, answers are lost.
 func (p *Proxy) Mute() { p.set(mute) }
@@ -108,6 +116,7 @@ func (p *Proxy) accept() {
 func (p *Proxy) keep(conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.seen++
 	for _, c := range conns {
 		if p.mode == cut {
 			c.Close()
