@@ -1,0 +1,174 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aegisrate/aegisrate/e2e/stack"
+)
+
+// plenty is a quota that no test reaches, so that every refusal is a failure.
+var plenty = quota{Capacity: 100_000, RefillRate: 10_000}
+
+// killAndAwait ends a container's process with SIGKILL and waits until its restart policy has brought it back.
+func killAndAwait(t *testing.T, c stack.Container) (returned stack.Container) {
+	t.Helper()
+	if err := running.Kill(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	err := stack.Await(t.Context(), 60*time.Second, func(ctx context.Context) (err error) {
+		returned, err = running.Look(ctx, c.ID)
+		switch {
+		case err != nil:
+			return err
+		case !returned.Started.After(c.Started):
+			return errors.New("has not started again")
+		case !returned.Healthy:
+			return errors.New("is not healthy")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("%s, killed: %v", c.Service, err)
+	}
+	return returned
+}
+
+// mixed alternates safe requests, which the front may try again, and others, which it may not.
+func mixed(ctx context.Context, n int) answer {
+	method := http.MethodGet
+	if n%2 == 1 {
+		method = http.MethodPost
+	}
+	return send(ctx, method, running.Front+"/api/fast", "demo-enterprise")
+}
+
+// Each service is killed with -9 in turn. The others go on serving, it returns, and does its job again.
+func TestKilledServicesReturn(t *testing.T) {
+	change(t, map[string]quota{"fast": plenty, "cost": {Capacity: 1000, RefillRate: 0.01}})
+
+	settles := func(t *testing.T) {
+		t.Helper()
+		const key = "demo-free"
+		if a := get(t, running.Front+"/api/cost?units=1", key); a.status != http.StatusOK {
+			t.Fatal(a)
+		}
+		before, err := tokens(t.Context(), "cost", key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := get(t, running.Front+"/api/cost?units=7", key); a.status != http.StatusOK {
+			t.Fatal(a)
+		}
+		awaitTokens(t, "cost", key, before-7, before-6.5)
+	}
+	ticks := func(t *testing.T) {
+		t.Helper()
+		last := func() string {
+			out, err := natsCLI(t.Context(), "stream", "get", "AEGIS_HEALTH", "--last-for", "aegis.health.sample")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return out
+		}
+		before := last()
+		err := stack.Await(t.Context(), 10*time.Second, func(context.Context) error {
+			if last() == before {
+				return errors.New("no new tick")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	configures := func(t *testing.T) {
+		t.Helper()
+		change(t, map[string]quota{"slow": {Capacity: 20 + int64(time.Since(epoch).Seconds()), RefillRate: 10}})
+	}
+	shares := func(t *testing.T) {
+		t.Helper()
+		everyEdge(t, service(t, "edge", edges), 10*time.Second, "decide with Redis again", shows("/api/fast", "demo-enterprise", headerDegraded, ""))
+	}
+
+	for _, c := range []struct {
+		service string
+		works   []func(*testing.T)
+	}{
+		{"edge", nil},
+		{"settler", []func(*testing.T){settles}},
+		{"healthwatch", []func(*testing.T){ticks}},
+		{"controlplane", []func(*testing.T){configures}},
+		{"redis", []func(*testing.T){shares, settles}},
+		{"nats", []func(*testing.T){configures, settles, ticks}},
+	} {
+		t.Run(c.service, func(t *testing.T) {
+			replicas := 1
+			if c.service == "edge" {
+				replicas = edges
+			}
+			victim := service(t, c.service, replicas)[0]
+			const workers = 8
+			stop := background(t, 10*time.Millisecond, workers, mixed)
+			defer stop()
+
+			killed := time.Since(epoch)
+			returned := killAndAwait(t, victim)
+			down := time.Since(epoch)
+			t.Logf("returned, healthy, after %v", down-killed)
+			if c.service == "edge" {
+				before, err := metric(t.Context(), returned, `aegis_edge_requests_total{route="fast",tier="green"}`)
+				if err != nil {
+					t.Fatal(err)
+				}
+				everyEdge(t, []stack.Container{returned}, 10*time.Second, "gets traffic again", func(ctx context.Context, edge stack.Container) error {
+					now, err := metric(ctx, edge, `aegis_edge_requests_total{route="fast",tier="green"}`)
+					if err == nil && now <= before {
+						err = errors.New("no request came")
+					}
+					return err
+				})
+			}
+			for _, works := range c.works {
+				works(t)
+			}
+
+			answers := stop()
+			var failed []string
+			for _, a := range answers {
+				if a.err == nil && a.status == http.StatusOK {
+					continue
+				}
+				// What the killed edge had in hand is lost where trying again could do it twice.
+				if c.service == "edge" && a.method == http.MethodPost && a.start < down && a.status == http.StatusBadGateway && len(failed) < workers {
+					t.Logf("in flight: %v", a)
+					continue
+				}
+				failed = append(failed, a.String())
+			}
+			if len(failed) > 0 {
+				t.Errorf("%d of %d requests failed while %s was away:\n%s", len(failed), len(answers), c.service, strings.Join(failed[:min(len(failed), 10)], "\n"))
+			}
+			if len(answers) < 50 {
+				t.Errorf("only %d requests: nothing was put to the test", len(answers))
+			}
+		})
+	}
+	t.Run("front", func(t *testing.T) {
+		killAndAwait(t, service(t, "front", 1)[0])
+		if err := stack.Await(t.Context(), 10*time.Second, func(ctx context.Context) error {
+			a := mixed(ctx, 0)
+			if a.err == nil && a.status != http.StatusOK {
+				return fmt.Errorf("%v", a)
+			}
+			return a.err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
