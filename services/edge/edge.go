@@ -176,7 +176,10 @@ func (s *Service) breakerChanged(state admission.BreakerState) {
 func (s *Service) beat(ctx context.Context) error {
 	sub, err := s.bus.Subscribe(events.AllHeartbeats, func(m bus.Message) {
 		h, err := events.Decode[events.Heartbeat](m.Data)
-		if err != nil || m.Subject != events.SubjectHeartbeat(h.Edge) {
+		if err == nil && m.Subject != events.SubjectHeartbeat(h.Edge) {
+			err = fmt.Errorf("it tells of edge %q", h.Edge)
+		}
+		if err != nil {
 			s.log.Warn().Err(err).Str("subject", m.Subject).Msg("heartbeat refused")
 			return
 		}

@@ -127,25 +127,31 @@ type healthFeed struct {
 }
 
 func (f healthFeed) follow(ctx context.Context, b *bus.Bus) {
-	followStream(ctx, b, events.StreamHealth, f.log, func(string) func(bus.Message) {
-		seen := make(map[string]bool)
-		return func(m bus.Message) {
-			h, err := events.Decode[events.Health](m.Data)
-			if err != nil || m.Subject != events.SubjectHealth(h.Upstream) {
-				f.metrics.badHealth.Inc()
-				f.log.Error().Err(err).Str("subject", m.Subject).Uint64("seq", m.Seq).Msg("health tick refused")
-				return
-			}
-			// The first is whatever stands in the stream, perhaps for long: it counts from when it
-			// was stored. The next ones are new by themselves, whatever the clocks say.
-			var age time.Duration
-			if !seen[h.Upstream] {
-				seen[h.Upstream] = true
-				age = time.Since(m.Time)
-			}
-			f.multipliers.Set(h.Upstream, h.Multiplier, age)
+	followStream(ctx, b, events.StreamHealth, f.log, func(string) func(bus.Message) { return f.begin() })
+}
+
+// begin takes the ticks of one reading of the stream. The first of an upstream is whatever
+// stands there, perhaps for long: its age counts. The next ones are new by themselves,
+// whatever the clocks say.
+func (f healthFeed) begin() func(bus.Message) {
+	seen := make(map[string]bool)
+	return func(m bus.Message) {
+		h, err := events.Decode[events.Health](m.Data)
+		if err == nil && m.Subject != events.SubjectHealth(h.Upstream) {
+			err = fmt.Errorf("it tells of upstream %q", h.Upstream)
 		}
-	})
+		if err != nil {
+			f.metrics.badHealth.Inc()
+			f.log.Error().Err(err).Str("subject", m.Subject).Uint64("seq", m.Seq).Msg("health tick refused")
+			return
+		}
+		var age time.Duration
+		if !seen[h.Upstream] {
+			seen[h.Upstream] = true
+			age = time.Since(m.Time)
+		}
+		f.multipliers.Set(h.Upstream, h.Multiplier, age)
+	}
 }
 
 // followStream hands a stream's last message of each subject, and all that follow, to what
