@@ -93,7 +93,7 @@ func describe(w io.Writer, cfg stack.Config, s *stack.Stack) {
 	fmt.Fprint(w, "Try, in another terminal:\n\n")
 	for _, line := range []string{
 		fmt.Sprintf(`curl -i http://%s/api/fast`, edge.Addr()),
-		fmt.Sprintf(`for i in $(seq 30); do curl -s -o /dev/null -w '%%{http_code} ' http://%s/api/fast; done; echo`, edge.Addr()),
+		fmt.Sprintf(`seq 60 | xargs -P 8 -I{} curl -s -o /dev/null -w '%%{http_code}\n' http://%s/api/fast | sort | uniq -c`, edge.Addr()),
 		fmt.Sprintf(`curl -i -H 'X-API-Key: demo-growth' 'http://%s/api/cost?units=10'`, edge.Addr()),
 		fmt.Sprintf(`curl -X POST -H 'Content-Type: application/json'%s -d '{"routes":{"fast":{"capacity":5,"refill_rate":1}}}' http://%s/api/control`, token, control.Addr()),
 	} {
