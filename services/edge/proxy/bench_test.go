@@ -1,0 +1,80 @@
+package proxy_test
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"testing"
+
+	"github.com/aegisrate/aegisrate/services/edge/admission"
+)
+
+// BenchmarkProxy compares the edge, limits in memory and events dropped, with a bare
+// ReverseProxy between the same client and upstream. The difference is what the edge adds.
+func BenchmarkProxy(b *testing.B) {
+	backend := upstream(b, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
+	b.Run("plane=bare", func(b *testing.B) {
+		target, err := url.Parse(backend)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		s := &http.Server{Handler: &httputil.ReverseProxy{
+			Rewrite:    func(pr *httputil.ProxyRequest) { pr.SetURL(target); pr.SetXForwarded() },
+			Transport:  &http.Transport{MaxIdleConnsPerHost: 512},
+			BufferPool: &pool{},
+		}}
+		go s.Serve(ln)
+		defer s.Close()
+		ask(b, "http://"+ln.Addr().String()+"/api")
+	})
+	b.Run("plane=edge", func(b *testing.B) {
+		r := newRig(b, rigConfig{policy: policyFor(backend, "capacity: 1000000", "refill_rate: 1000000")})
+		r.engine.Sink = nowhere{}
+		ask(b, r.url+"/api")
+	})
+}
+
+// pool lends out the copy buffers, as the edge's does.
+type pool struct{ sync.Pool }
+
+func (p *pool) Get() []byte {
+	if buf, ok := p.Pool.Get().([]byte); ok {
+		return buf
+	}
+	return make([]byte, 32<<10)
+}
+
+func (p *pool) Put(buf []byte) { p.Pool.Put(buf) }
+
+type nowhere struct{}
+
+func (nowhere) Add(admission.Record) bool { return true }
+
+func ask(b *testing.B, url string) {
+	c := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512}}
+	defer c.CloseIdleConnections()
+	b.ReportAllocs()
+	b.SetParallelism(8)
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			res, err := c.Get(url)
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+			if res.StatusCode != 200 {
+				b.Errorf("status %d", res.StatusCode)
+				return
+			}
+		}
+	})
+}
