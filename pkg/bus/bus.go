@@ -225,6 +225,7 @@ func (b *Bus) Close() {
 			}
 		}
 		b.conn.Close()
+		b.refresh(b.conn)
 	})
 }
 

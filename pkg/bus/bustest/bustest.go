@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -24,8 +25,9 @@ type Server struct {
 	t   testing.TB
 	cfg embedded.Config
 
-	mu  sync.Mutex
-	now *embedded.Server // nil while stopped
+	mu    sync.Mutex
+	now   *embedded.Server // nil while stopped
+	buses []*bus.Bus
 }
 
 // Option changes what Start starts.
@@ -55,13 +57,23 @@ func Start(t testing.TB, opts ...Option) *Server {
 	return s
 }
 
-// Stop shuts the server down; clients lose their connections.
+// Stop shuts the server down. When it returns, every Bus of this server has
+// noticed, so that Connected tells of the next server only.
 func (s *Server) Stop() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.now != nil {
-		s.now.Shutdown()
-		s.now = nil
+	now, buses := s.now, s.buses
+	s.now = nil
+	s.mu.Unlock()
+	if now == nil {
+		return
+	}
+	now.Shutdown()
+	unaware := func(b *bus.Bus) bool { return b.Connected() }
+	for deadline := time.Now().Add(10 * time.Second); slices.ContainsFunc(buses, unaware); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Error("bustest: a Bus thinks it is connected to a server that is gone")
+			return
+		}
 	}
 }
 
@@ -120,6 +132,9 @@ func (s *Server) Bus(t testing.TB, fn ...func(*bus.Config)) *bus.Bus {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.buses = append(s.buses, b)
 	return b
 }
 
