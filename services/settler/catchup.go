@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -80,13 +81,15 @@ func (s *Service) giveBack(why reason) {
 // look reads the stored cursor of each shard, and begins those that have none.
 // Those that don't answer are parked again.
 func (s *Service) look(ctx context.Context, state bus.StreamState, due []int) {
+	var begun beginnings
+	defer begun.log(s.log, state)
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, s.cfg.Parallel)
 	for _, i := range due {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			cursor, err := s.cursorOf(ctx, state, i)
+			cursor, err := s.cursorOf(ctx, state, i, &begun)
 			if err != nil {
 				level := zerolog.DebugLevel
 				if errors.Is(err, store.ErrState) { // no outage: it will not pass by itself
@@ -106,7 +109,7 @@ func (s *Service) look(ctx context.Context, state bus.StreamState, due []int) {
 }
 
 // cursorOf is where settlement of a shard goes on.
-func (s *Service) cursorOf(ctx context.Context, state bus.StreamState, i int) (uint64, error) {
+func (s *Service) cursorOf(ctx context.Context, state bus.StreamState, i int, begun *beginnings) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.StoreTimeout)
 	defer cancel()
 	meta, err := s.store.Meta(ctx, i)
@@ -117,9 +120,9 @@ func (s *Service) cursorOf(ctx context.Context, state bus.StreamState, i int) (u
 	before, known := s.shards[i].cursor.Load(), s.shards[i].known.Load()
 	switch {
 	case meta.Epoch == "":
-		return s.begin(ctx, state, i, state.Last, "the shard has no settlement state, being new or lost; settlement starts at the end of the stream")
+		return s.begin(ctx, state, i, state.Last, begun, "shards have no settlement state, being new or lost; settlement starts at the end of the stream")
 	case meta.Stream != state.ID:
-		return s.begin(ctx, state, i, first-1, "the shard was settled from another stream; settlement starts at the beginning of this one")
+		return s.begin(ctx, state, i, first-1, begun, "shards were settled from another stream; settlement starts at the beginning of this one")
 	case known && meta.Cursor < before:
 		s.metrics.rewinds.Inc()
 		s.log.Warn().Int("shard", i).Uint64("from", before).Uint64("to", meta.Cursor).
@@ -138,18 +141,56 @@ func (s *Service) cursorOf(ctx context.Context, state bus.StreamState, i int) (u
 }
 
 // begin places the cursor of a shard that has none in this stream.
-func (s *Service) begin(ctx context.Context, state bus.StreamState, i int, cursor uint64, why string) (uint64, error) {
+func (s *Service) begin(ctx context.Context, state bus.StreamState, i int, cursor uint64, begun *beginnings, why string) (uint64, error) {
 	meta, err := s.store.Begin(ctx, i, state.ID, cursor)
 	if err != nil {
 		return 0, err
 	}
 	s.metrics.losses.Inc()
-	e := s.log.Warn().Int("shard", i).Uint64("cursor", meta.Cursor)
-	if s.shards[i].known.Load() {
-		e = e.Uint64("settled_to", s.shards[i].cursor.Load())
-	}
-	e.Uint64("first", state.First).Uint64("last", state.Last).Msg(why)
+	begun.add(why, beginning{shard: i, cursor: meta.Cursor, settledTo: s.shards[i].cursor.Load()})
 	return meta.Cursor, nil
+}
+
+// beginnings collects the shards that begin, so that a Redis that lost all of them
+// is one line in the log. Safe for concurrent use.
+type beginnings struct {
+	mu  sync.Mutex
+	why map[string][]beginning
+}
+
+// beginning is a shard whose cursor was placed; settledTo is how far this settler had seen it settled, 0 if never.
+type beginning struct {
+	shard             int
+	cursor, settledTo uint64
+}
+
+func (b *beginnings) add(why string, one beginning) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.why == nil {
+		b.why = make(map[string][]beginning)
+	}
+	b.why[why] = append(b.why[why], one)
+}
+
+// log is a warning, except where the stream has never held anything that could be passed over.
+func (b *beginnings) log(log zerolog.Logger, state bus.StreamState) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for why, all := range b.why {
+		level := zerolog.WarnLevel
+		if state.Last == 0 {
+			level = zerolog.InfoLevel
+		}
+		shards := make([]int, len(all))
+		cursor, settledTo := uint64(math.MaxUint64), uint64(0)
+		for i, one := range all {
+			shards[i], cursor, settledTo = one.shard, min(cursor, one.cursor), max(settledTo, one.settledTo)
+		}
+		slices.Sort(shards)
+		log.WithLevel(level).Ints("shards", shards).Uint64("cursor", cursor).Uint64("settled_to", settledTo).
+			Uint64("first", state.First).Uint64("last", state.Last).Msg(why)
+	}
 }
 
 // errPause ends a session of the catch-up reader.
@@ -203,11 +244,7 @@ func (s *Service) bring(ctx context.Context, state bus.StreamState) {
 				s.park(i, why)
 			}
 		}
-		done := m.Seq
-		if m.Pending == 0 { // whatever is missing up to the main reader's position has left the stream
-			done = math.MaxUint64
-		}
-		if s.count(catchingUp) == 0 || holding && s.handOver(done) {
+		if s.count(catchingUp) == 0 || holding && s.handOver(m.Seq) {
 			return errPause
 		}
 		return nil

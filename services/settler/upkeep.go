@@ -114,9 +114,10 @@ func (s *Service) purge(ctx context.Context, now time.Time) {
 // full, age no longer counts, and the margin is at most a quarter of what is stored.
 func (s *Service) purgeBelow(state bus.StreamState, low uint64, now time.Time) uint64 {
 	below, margin := low+1, s.cfg.PurgeMargin
-	if state.Bytes > maxBytes/2 {
+	switch {
+	case state.Bytes > maxBytes/2:
 		margin = min(margin, state.Msgs/4)
-	} else {
+	case s.cfg.PurgeAge > 0:
 		below = min(below, s.history.lastBefore(s.cfg.PurgeAge, now)+1)
 	}
 	return below - min(margin, below)
