@@ -17,6 +17,9 @@ import (
 // readyTimeout bounds Start; recovering large streams takes seconds.
 const readyTimeout = 30 * time.Second
 
+// maxPayload holds the largest message of the system, a config version of a 1 MiB document.
+const maxPayload = 2 << 20
+
 // Config says where the server keeps its streams and whether others can reach it.
 type Config struct {
 	// StoreDir holds the streams. One server at a time may use it.
@@ -58,22 +61,32 @@ func Start(cfg Config) (*Server, error) {
 		opts.Host = "127.0.0.1"
 	}
 	opts.DontListen = cfg.Port == 0
+	if opts.MaxPayload == 0 {
+		opts.MaxPayload = maxPayload
+	}
 	ns, err := server.NewServer(opts)
 	if err != nil {
 		return nil, fmt.Errorf("embedded NATS: %w", err)
 	}
-	log := &logger{log: cfg.Log.With().Str("component", "nats-server").Logger()}
+	log := &logger{log: cfg.Log.With().Str("component", "nats-server").Logger(), fatal: make(chan string, 1)}
 	ns.SetLoggerV2(log, false, false, false)
-	ns.Start()
 	s := &Server{ns: ns}
-	if !ns.ReadyForConnections(readyTimeout) || !ns.JetStreamEnabled() {
+	ready := make(chan bool, 1)
+	go func() {
+		ns.Start()
+		ready <- ns.ReadyForConnections(readyTimeout) && ns.JetStreamEnabled()
+	}()
+	select {
+	case why := <-log.fatal:
 		s.Shutdown()
-		if log.fatal != "" {
-			return nil, fmt.Errorf("embedded NATS: %s", log.fatal)
+		return nil, fmt.Errorf("embedded NATS: %s", why)
+	case up := <-ready:
+		if !up {
+			s.Shutdown()
+			return nil, fmt.Errorf("embedded NATS: not ready within %s", readyTimeout)
 		}
-		return nil, fmt.Errorf("embedded NATS: not ready after %s (port %d taken, or %s in use?)", readyTimeout, cfg.Port, cfg.StoreDir)
+		return s, nil
 	}
-	return s, nil
 }
 
 // InProcessConn gives a connection without a network; with it a Server is a
@@ -100,7 +113,7 @@ func (s *Server) Shutdown() {
 // logger writes the server's log lines with zerolog. Notices are routine here: debug.
 type logger struct {
 	log   zerolog.Logger
-	fatal string // why the server could not start
+	fatal chan string // takes the first reason why the server cannot run
 }
 
 func (l *logger) Noticef(format string, v ...any) { l.write(l.log.Debug(), format, v) }
@@ -109,7 +122,10 @@ func (l *logger) Errorf(format string, v ...any)  { l.write(l.log.Error(), forma
 func (l *logger) Debugf(format string, v ...any)  { l.write(l.log.Debug(), format, v) }
 func (l *logger) Tracef(format string, v ...any)  { l.write(l.log.Trace(), format, v) }
 func (l *logger) Fatalf(format string, v ...any) {
-	l.fatal = fmt.Sprintf(format, v...)
+	select {
+	case l.fatal <- strings.TrimSpace(fmt.Sprintf(format, v...)):
+	default:
+	}
 	l.write(l.log.Error(), format, v)
 }
 
