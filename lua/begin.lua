@@ -18,7 +18,7 @@ if m[1] then
     return {m[1], m[2], m[3]}
   end
 end
-local epoch = m[1] or int(clock())
+local epoch = m[1] or string.format('%.0f', clock())
 local base = tonumber(m[5] or '0') + tonumber(m[3] or '0')
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'stream', ARGV[1], 'cursor', ARGV[2], 'format', ARGV[3], 'base', int(base))
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'stream', ARGV[1], 'cursor', ARGV[2], 'format', ARGV[3], 'base', base)
 return {epoch, ARGV[1], ARGV[2]}

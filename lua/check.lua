@@ -45,7 +45,7 @@ while k <= #KEYS do
   keys, k = bucket_keys(k, spec)
   local b, reason = load_bucket(keys, spec, now)
   if not b then
-    return redis.error_reply('STATE ' .. int(i - 1) .. ' ' .. reason)
+    return redis.error_reply('STATE ' .. (i - 1) .. ' ' .. reason)
   end
   b.wanted = {key = keys[1], spec = spec}
   b.switched = not same(b.spec, spec)
@@ -57,10 +57,7 @@ while k <= #KEYS do
   buckets[i] = b
 end
 
-local reply = {int(tier), int(now)}
-local function answer(x)
-  reply[#reply + 1] = int(x)
-end
+local reply, n = {tier, now}, 2
 for _, b in ipairs(buckets) do
   local spec = b.wanted.spec
   local algorithm = spec.algorithm
@@ -72,16 +69,11 @@ for _, b in ipairs(buckets) do
   if amount > 0 or grace > 0 or b.switched and cost > 0 then
     save_bucket(b, b.wanted.key, spec, now)
   end
-  answer(b.tier)
-  answer(b.balance)
-  answer(b.grace)
-  answer(cost > spec.capacity and NEVER or algorithm.wait(b.state, spec, cost, now))
-  answer(algorithm.wait(b.state, spec, spec.capacity, now))
-  answer(amount)
-  answer(grace)
-  answer(algorithm.window(b.current))
-  answer(b.gen)
-  answer(b.seq)
-  answer(b.settled)
+  reply[n + 1], reply[n + 2], reply[n + 3] = b.tier, b.balance, b.grace
+  reply[n + 4] = cost > spec.capacity and NEVER or algorithm.wait(b.state, spec, cost, now)
+  reply[n + 5] = algorithm.wait(b.state, spec, spec.capacity, now)
+  reply[n + 6], reply[n + 7], reply[n + 8] = amount, grace, algorithm.window(b.current)
+  reply[n + 9], reply[n + 10], reply[n + 11] = b.gen, b.seq, b.settled
+  n = n + 11
 end
 return reply

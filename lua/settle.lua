@@ -26,11 +26,11 @@ local m = redis.call('HMGET', meta, 'epoch', 'stream', 'cursor', 'b:' .. boot, '
 local cursor = tonumber(m[3] or '0')
 local place = tonumber(m[5] or '0') + seq
 if not m[1] or m[2] ~= stream then
-  return {'lost', int(cursor)}
+  return {'lost', cursor}
 elseif cursor < prev then
-  return {'rewind', int(cursor)}
+  return {'rewind', cursor}
 elseif seq <= cursor then
-  return {'behind', int(cursor)}
+  return {'behind', cursor}
 end
 
 local now = clock()
@@ -52,7 +52,7 @@ if boot ~= '' then
         local reason
         b, reason = load_bucket(keys, spec, now)
         if not b then
-          return redis.error_reply('STATE ' .. int(i - 1) .. ' ' .. reason)
+          return redis.error_reply('STATE ' .. (i - 1) .. ' ' .. reason)
         end
         b.due = b.settled < place
         for _, key in ipairs(keys) do
@@ -65,7 +65,7 @@ if boot ~= '' then
   end
 end
 
-local reply = {status, int(seq)}
+local reply = {status, seq}
 for _, item in ipairs(items) do
   local b, forgiven = item.bucket, 0
   local spec = kept(b.spec, item.spec)
@@ -79,15 +79,15 @@ for _, item in ipairs(items) do
     b.settled = place
     save_bucket(b, b.key, spec, now)
   end
-  reply[#reply + 1] = int((algorithm.balance(b.state, spec, now)))
-  reply[#reply + 1] = int(forgiven)
-  reply[#reply + 1] = int(b.gen)
-  reply[#reply + 1] = int(b.seq)
+  reply[#reply + 1] = (algorithm.balance(b.state, spec, now))
+  reply[#reply + 1] = forgiven
+  reply[#reply + 1] = b.gen
+  reply[#reply + 1] = b.seq
 end
 
-redis.call('HSET', meta, 'cursor', int(seq))
+redis.call('HSET', meta, 'cursor', seq)
 if boot ~= '' then
-  redis.call('HSET', meta, 'b:' .. boot, int(n) .. ':' .. int(seq))
+  redis.call('HSET', meta, 'b:' .. boot, string.format('%.0f:%.0f', n, seq))
 end
 if oldest > 0 then
   local flat = redis.call('HGETALL', meta)

@@ -10,7 +10,7 @@ local NEVER = -1
 local EXACT = 9007199254740992 -- 2^53
 
 -- muldiv(a, b, c): floor(a * b / c) and the remainder, for a, b >= 0, 0 < c < 2^53 / 7 and a
--- quotient below 2^53. Where the product would not be exact, b is taken in base 4, from the top.
+-- quotient below 2^53. Where the product would not be exact, b is taken digit by digit, from the top.
 local function muldiv(a, b, c)
   local whole = floor(a / c)
   local r = a - whole * c
@@ -19,16 +19,17 @@ local function muldiv(a, b, c)
     local q = floor(product / c)
     return whole * b + q, product - q * c
   end
+  local base = c < 1099511627776 and 4096 or 4 -- 2^40: (2 * base - 1) * c stays exact
   local place = 1
-  while place * 4 <= b do
-    place = place * 4
+  while place * base <= b do
+    place = place * base
   end
   local q, rem = 0, 0
   while place >= 1 do
-    local t = rem * 4 + r * (floor(b / place) % 4)
+    local t = rem * base + r * (floor(b / place) % base)
     local step = floor(t / c)
-    q, rem = q * 4 + step, t - step * c
-    place = place / 4
+    q, rem = q * base + step, t - step * c
+    place = place / base
   end
   return whole * b + q, rem
 end

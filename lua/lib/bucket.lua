@@ -2,7 +2,22 @@
 -- capacity it was last written under), gen (the clock at its creation), seq (changes since) and
 -- settled (last stream sequence settled into it).
 -- Go twin: pkg/bucket/decision.go and switch.go; memstore for what is stored.
-local algorithms = {token_bucket = token, sliding_window = window, daily_quota = day}
+local makers = {token_bucket = token_bucket, sliding_window = sliding_window, daily_quota = daily_quota}
+-- The algorithms, each made when a spec first names it: a script runs from its first line on every call.
+local algorithms = {}
+local function algorithm_of(kind)
+  local a = algorithms[kind]
+  if not a then
+    a = makers[kind]()
+    algorithms[kind] = a
+  end
+  return a
+end
+
+-- other(algorithm): the one that a bucket of algorithm may have been switched from.
+local function other(algorithm)
+  return algorithm_of(algorithm.name == 'token_bucket' and 'sliding_window' or 'token_bucket')
+end
 
 local SPEC = 7 -- arguments a spec takes
 
@@ -10,7 +25,7 @@ local SPEC = 7 -- arguments a spec takes
 -- (micro-tokens, micro-tokens a second, seconds).
 local function spec_at(i)
   return {
-    algorithm = algorithms[ARGV[i]],
+    algorithm = algorithm_of(ARGV[i]),
     capacity = tonumber(ARGV[i + 1]),
     rate = tonumber(ARGV[i + 2]),
     slowest = tonumber(ARGV[i + 3]),
@@ -47,9 +62,9 @@ local function stored_spec(h, algorithm, spec)
   end
   if not read('capacity', 'cap', ONE) or stored.capacity > 100000000000000 then
     return nil, 'cap: ' .. h.cap
-  elseif not read('rate', 'rate', algorithm == token and 1 or 0) or stored.rate > 100000000000000 then
+  elseif not read('rate', 'rate', algorithm.name == 'token_bucket' and 1 or 0) or stored.rate > 100000000000000 then
     return nil, 'rate: ' .. h.rate
-  elseif not read('window', 'window', algorithm == window and 1 or 0) or stored.window > 31 * 86400 then
+  elseif not read('window', 'window', algorithm.name == 'sliding_window' and 1 or 0) or stored.window > 31 * 86400 then
     return nil, 'window: ' .. h.window
   end
   return stored
@@ -58,7 +73,7 @@ end
 -- bucket_keys(i, spec): the keys a bucket may be under, from KEYS[i] on: the one of its kind
 -- and, unless it is a daily quota, the one of the other kind it may be switched from; and the next i.
 local function bucket_keys(i, spec)
-  if spec.algorithm == day then
+  if spec.algorithm.name == 'daily_quota' then
     return {KEYS[i]}, i + 1
   end
   return {KEYS[i], KEYS[i + 1]}, i + 2
@@ -67,38 +82,31 @@ end
 -- load_bucket(keys, spec, now): the bucket as stored, full where it is absent; nil and what is
 -- wrong where it can't be read.
 local function load_bucket(keys, spec, now)
-  local b = {key = keys[1], hash = {}, gen = 0, seq = 0, settled = 0, spec = spec}
-  for i, key in ipairs(keys) do
-    local flat = redis.call('HGETALL', key)
-    if #flat > 0 then
-      b.key = key
-      for j = 1, #flat, 2 do
-        b.hash[flat[j]] = flat[j + 1]
-      end
-      local algorithm = spec.algorithm
-      if i == 2 then
-        algorithm = algorithm == token and window or token
-      end
-      for _, field in ipairs({'gen', 'seq', 'settled'}) do
-        b[field] = parse_int(b.hash[field], 0)
-        if not b[field] or b[field] < 0 then
-          return nil, field .. ': ' .. b.hash[field]
-        end
-      end
-      local reason
-      b.spec, reason = stored_spec(b.hash, algorithm, spec)
-      if not b.spec then
-        return nil, reason
-      end
-      b.state, reason = algorithm.load(b.hash, spec)
-      if not b.state then
-        return nil, reason
-      end
-      return b
-    end
+  local b = {key = keys[1], hash = spec.algorithm.read(keys[1]), gen = 0, seq = 0, settled = 0, spec = spec}
+  local algorithm = spec.algorithm
+  if not b.hash and keys[2] and redis.call('EXISTS', keys[2]) == 1 then
+    algorithm = other(algorithm)
+    b.key = keys[2]
+    b.hash = algorithm.read(b.key)
   end
-  b.absent = true
-  b.state = spec.algorithm.full(spec, now)
+  if not b.hash then
+    b.absent, b.hash = true, {}
+    b.state = spec.algorithm.full(spec, now)
+    return b
+  end
+  local h = b.hash
+  b.gen, b.seq, b.settled = parse_int(h.gen, 0), parse_int(h.seq, 0), parse_int(h.settled, 0)
+  if not (b.gen and b.seq and b.settled) or b.gen < 0 or b.seq < 0 or b.settled < 0 then
+    return nil, 'gen, seq, settled: ' .. tostring(h.gen) .. ', ' .. tostring(h.seq) .. ', ' .. tostring(h.settled)
+  end
+  local reason
+  b.spec, reason = stored_spec(h, algorithm, spec)
+  if b.spec then
+    b.state, reason = algorithm.load(h, spec)
+  end
+  if not b.state then
+    return nil, reason
+  end
   return b
 end
 
@@ -113,9 +121,8 @@ local function save_bucket(b, key, spec, now)
     b.gen = now
   end
   b.absent, b.key, b.spec, b.seq = false, key, spec, b.seq + 1
-  spec.algorithm.save(key, b.state, spec, b.hash)
-  redis.call('HSET', key, 'cap', int(spec.capacity), 'gen', int(b.gen), 'seq', int(b.seq), 'settled', int(b.settled))
-  redis.call('PEXPIREAT', key, int(ceil((now + spec.algorithm.lifetime(b.state, spec, now)) / 1000)))
+  spec.algorithm.save(b, key, spec)
+  redis.call('PEXPIREAT', key, ceil((now + spec.algorithm.lifetime(b.state, spec, now)) / 1000))
 end
 
 -- share(used, spec, capacity): used, of capacity, in terms of spec: at most its capacity and debt.
@@ -133,20 +140,6 @@ local function switch_to(s, old, spec, now)
   if same(old, spec) then
     return s
   end
-  local used, grace
-  if old.algorithm == token then
-    now = max(now, s.last)
-    local t = token.at(s, {capacity = old.capacity, rate = old.rate, grace = spec.grace}, now)
-    used, grace = old.capacity - t.tokens, t.grace
-  else
-    now = max(now, s.index * window.length(old))
-    local spent
-    used, spent = window.used(window.at(s, old, now), old, now)
-    grace = max(0, spec.grace - spent)
-  end
-  used = share(used, spec, old.capacity)
-  if spec.algorithm == token then
-    return {tokens = spec.capacity - used, grace = grace, last = now}
-  end
-  return {index = floor(now / window.length(spec)), amount = used, grace = spec.grace - grace, prev_amount = 0, prev_grace = 0}
+  local used, grace, at = old.algorithm.used(s, old, spec, now)
+  return spec.algorithm.switched(share(used, spec, old.capacity), grace, spec, at)
 end

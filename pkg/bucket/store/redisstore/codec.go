@@ -47,32 +47,49 @@ type answer struct {
 	err   error
 }
 
-func (a *answer) text() string {
-	if a.err != nil {
-		return ""
-	}
-	if len(a.reply) == 0 {
+// next is the next value, nil where there is none.
+func (a *answer) next() any {
+	if a.err == nil && len(a.reply) == 0 {
 		a.err = fmt.Errorf("%w: the script's answer is too short", store.ErrState)
-		return ""
 	}
-	s, ok := a.reply[0].(string)
-	if !ok {
-		a.err = fmt.Errorf("%w: the script answered %v (%T), want a string", store.ErrState, a.reply[0], a.reply[0])
+	if a.err != nil {
+		return nil
 	}
+	v := a.reply[0]
 	a.reply = a.reply[1:]
+	return v
+}
+
+func (a *answer) fail(v any, want string) {
+	if a.err == nil {
+		a.err = fmt.Errorf("%w: the script answered %v (%T), want %s", store.ErrState, v, v, want)
+	}
+}
+
+func (a *answer) text() string {
+	v := a.next()
+	s, ok := v.(string)
+	if !ok {
+		a.fail(v, "a string")
+	}
 	return s
 }
 
+// int is an integer; what is read from a hash as it stands comes as text.
 func (a *answer) int() int64 {
-	s := a.text()
-	if a.err != nil {
+	switch v := a.next().(type) {
+	case int64:
+		return v
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil {
+			a.fail(v, "an integer")
+		}
+		return n
+	default:
+		a.fail(v, "an integer")
 		return 0
 	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil {
-		a.err = fmt.Errorf("%w: the script answered %q, want an integer", store.ErrState, s)
-	}
-	return n
 }
 
 func (a *answer) seq() uint64 { return uint64(max(0, a.int())) }

@@ -26,11 +26,11 @@ func bucketKey(kind bucket.Kind, scope, client string) string {
 	tag := hashTag(store.ShardOf(client))
 	switch kind {
 	case bucket.SlidingWindow:
-		return "ratelimit:sw:" + tag + ":" + keyPart(scope) + ":" + keyPart(client)
+		return "ratelimit:sw:" + tag + ":" + keyPart(scope, "") + ":" + keyPart(client, idPlain)
 	case bucket.DailyQuota:
-		return "ratelimit:day:" + tag + ":" + keyPart(client)
+		return "ratelimit:day:" + tag + ":" + keyPart(client, idPlain)
 	default:
-		return "ratelimit:tb:" + tag + ":" + keyPart(scope) + ":" + keyPart(client)
+		return "ratelimit:tb:" + tag + ":" + keyPart(scope, "") + ":" + keyPart(client, idPlain)
 	}
 }
 
@@ -52,36 +52,40 @@ func metaKey(shard int) string { return "ratelimit:meta:" + hashTag(shard) }
 
 func hashTag(shard int) string { return "{" + strconv.Itoa(shard) + "}" }
 
-// keyPart makes any bytes a part of a key, so that distinct parts stay distinct: bytes that
-// are not letters, digits or one of "-_.@" are written as %XX, and what would then be longer than maxPart
-// is replaced by "~" and its SHA-256 in base64. No part contains a colon or a brace.
-func keyPart(part string) string {
+// idPlain are bytes that an id may keep, as it is a key's last part and nothing after it is to be told
+// apart: addresses stay short and readable.
+const idPlain = ":/"
+
+// keyPart makes any bytes a part of a key, so that distinct parts stay distinct: bytes that are not
+// letters, digits, one of "-_.@" or of plain are written as %XX, and what would then be longer
+// than maxPart is replaced by "~" and its SHA-256 in base64. No part contains a brace.
+func keyPart(part, plain string) string {
 	const hex = "0123456789ABCDEF"
-	plain := true
-	for i := 0; i < len(part) && plain; i++ {
-		plain = isPlain(part[i])
+	escapes := 0
+	for i := range len(part) {
+		if !isPlain(part[i], plain) {
+			escapes++
+		}
 	}
-	if plain && len(part) <= maxPart {
+	switch {
+	case len(part)+2*escapes > maxPart:
+		sum := sha256.Sum256([]byte(part))
+		return "~" + base64.RawURLEncoding.EncodeToString(sum[:])
+	case escapes == 0:
 		return part
 	}
-	if len(part) <= maxPart {
-		var b strings.Builder
-		for i := 0; i < len(part); i++ {
-			if c := part[i]; isPlain(c) {
-				b.WriteByte(c)
-			} else {
-				b.Write([]byte{'%', hex[c>>4], hex[c&15]})
-			}
-		}
-		if b.Len() <= maxPart {
-			return b.String()
+	var b strings.Builder
+	for i := range len(part) {
+		if c := part[i]; isPlain(c, plain) {
+			b.WriteByte(c)
+		} else {
+			b.Write([]byte{'%', hex[c>>4], hex[c&15]})
 		}
 	}
-	sum := sha256.Sum256([]byte(part))
-	return "~" + base64.RawURLEncoding.EncodeToString(sum[:])
+	return b.String()
 }
 
-func isPlain(c byte) bool {
+func isPlain(c byte, plain string) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
-		c == '-' || c == '_' || c == '.' || c == '@'
+		c == '-' || c == '_' || c == '.' || c == '@' || strings.IndexByte(plain, c) >= 0
 }

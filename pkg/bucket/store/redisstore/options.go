@@ -67,10 +67,18 @@ func (o Options) withPassword() (Options, error) {
 	return o, nil
 }
 
+// withDefaults is o with its sizes and timeouts set.
+func (o Options) withDefaults() Options {
+	o.PoolSize = cmp.Or(o.PoolSize, 16)
+	o.Timeout = cmp.Or(o.Timeout, 20*time.Millisecond)
+	o.PoolTimeout = cmp.Or(o.PoolTimeout, 10*time.Millisecond)
+	o.DialTimeout = cmp.Or(o.DialTimeout, 200*time.Millisecond)
+	return o
+}
+
 // dial makes a client with a pool of its own, of poolSize connections to each node. It does not
 // connect yet. The client repeats nothing: a debit that timed out may have run.
 func (o Options) dial(poolSize int) redis.UniversalClient {
-	timeout := cmp.Or(o.Timeout, 20*time.Millisecond)
 	u := &redis.UniversalOptions{
 		Addrs:                 o.Addrs,
 		MasterName:            o.Master,
@@ -81,20 +89,21 @@ func (o Options) dial(poolSize int) redis.UniversalClient {
 		Protocol:              2, // RESP3 has nothing for us, and go-redis looks for its push messages at every reply
 		DisableIdentity:       true,
 		MaxRetries:            -1,
-		DialTimeout:           cmp.Or(o.DialTimeout, 200*time.Millisecond),
+		DialTimeout:           o.DialTimeout,
 		DialerRetries:         1,
-		ReadTimeout:           timeout,
-		WriteTimeout:          timeout,
+		ReadTimeout:           o.Timeout,
+		WriteTimeout:          o.Timeout,
 		ContextTimeoutEnabled: true,
 		PoolSize:              poolSize,
 		MinIdleConns:          poolSize,
-		PoolTimeout:           cmp.Or(o.PoolTimeout, 10*time.Millisecond),
+		PoolTimeout:           o.PoolTimeout,
 		PipelinePoolSize:      -1, // pipelines use the same bounded pool
 	}
 	switch {
 	case o.Cluster:
 		c := u.Cluster()
 		c.DisableRoutingPolicies = true // scripts go where their keys are
+		c.MinRetryBackoff = -1          // a redirection is followed at once
 		return redis.NewClusterClient(c)
 	case o.Master != "":
 		return redis.NewFailoverClient(u.Failover())

@@ -1,11 +1,11 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -19,6 +19,10 @@ type Store struct {
 	pinger redis.UniversalClient
 
 	check, settle, begin script
+
+	// batchers gather checks, by the node they go to; "" without a cluster.
+	batchers sync.Map
+	timeout  time.Duration
 }
 
 var _ store.Store = (*Store)(nil)
@@ -33,14 +37,15 @@ func New(o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{}
+	o = o.withDefaults()
+	s := &Store{timeout: o.Timeout}
 	for name, sc := range map[string]*script{"check": &s.check, "settle": &s.settle, "begin": &s.begin} {
 		var err error
 		if *sc, err = loadScript(name); err != nil {
 			return nil, err
 		}
 	}
-	s.client = o.dial(cmp.Or(o.PoolSize, 16))
+	s.client = o.dial(o.PoolSize)
 	s.pinger = o.dial(1)
 	return s, nil
 }
@@ -79,12 +84,56 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 	if err := c.Validate(); err != nil {
 		return store.Decision{}, err
 	}
+	if ctx.Err() != nil {
+		return store.Decision{}, fmt.Errorf("check: %w: %w", store.ErrUnavailable, ctx.Err())
+	}
 	keys, args := checkCall(c)
-	reply, err := s.run(ctx, s.check, keys, args)
+	reply, err := s.batch(ctx, s.check, keys, args)
 	if err != nil {
 		return store.Decision{}, fmt.Errorf("check: %w", err)
 	}
 	return decodeDecision(reply, len(c.Limits))
+}
+
+// batch runs a script in a pipeline with others to the same node. While a cluster moves its slot, the
+// node that has some of its keys refuses it (TRYAGAIN) before anything runs; it is tried again.
+func (s *Store) batch(ctx context.Context, sc script, keys []string, args []any) ([]any, error) {
+	for deadline := time.Now().Add(s.timeout); ; {
+		b, err := s.batcher(ctx, keys[0])
+		if err != nil {
+			return nil, err
+		}
+		c := &call{script: sc, keys: keys, args: args}
+		err = b.do(ctx, c)
+		if !redis.IsTryAgainError(err) || time.Now().After(deadline) {
+			return c.reply, err
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// batcher is that of the node which has key.
+func (s *Store) batcher(ctx context.Context, key string) (*batcher, error) {
+	node := ""
+	if cluster, ok := s.client.(*redis.ClusterClient); ok {
+		master, err := cluster.MasterForKey(ctx, key)
+		if err != nil {
+			return nil, fmt.Errorf("%w: where %s is: %w", store.ErrUnavailable, key, err)
+		}
+		node = master.Options().Addr
+	}
+	if b, ok := s.batchers.Load(node); ok {
+		return b.(*batcher), nil
+	}
+	b, _ := s.batchers.LoadOrStore(node, &batcher{
+		send:     func(calls []*call) { s.send(context.Background(), calls) },
+		patience: s.timeout,
+	})
+	return b.(*batcher), nil
 }
 
 // Settle implements store.Store.

@@ -39,26 +39,52 @@ type once struct{ *redis.Cmd }
 
 func (once) NoRetry() bool { return true }
 
-// run runs a script by its digest, and by its text where Redis does not know it (a restart,
-// SCRIPT FLUSH): the refusal came before anything ran, so this repeats nothing.
+// run runs one script and returns its answer.
 func (s *Store) run(ctx context.Context, sc script, keys []string, args []any) ([]any, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", store.ErrUnavailable, ctx.Err())
 	}
-	cmd := command(ctx, "evalsha", sc.sha, keys, args)
-	err := s.client.Process(ctx, cmd)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		cmd = command(ctx, "eval", sc.text, keys, args)
-		err = s.client.Process(ctx, cmd)
+	c := &call{script: sc, keys: keys, args: args}
+	s.send(ctx, []*call{c})
+	return c.reply, c.err
+}
+
+// send runs scripts in one pipeline, by their digests, and those that Redis does not know (a new
+// server, a restart, SCRIPT FLUSH) by their texts in a second: that refusal came before anything
+// ran, so this repeats nothing. It sets each call's outcome.
+func (s *Store) send(ctx context.Context, calls []*call) {
+	unknown := s.pipeline(ctx, calls, func(c *call) once { return command(ctx, "evalsha", c.script.sha, c.keys, c.args) })
+	if len(unknown) > 0 {
+		s.pipeline(ctx, unknown, func(c *call) once { return command(ctx, "eval", c.script.text, c.keys, c.args) })
 	}
-	if err != nil {
-		return nil, storeError(err)
+}
+
+// pipeline sends each call's command, sets its outcome, and returns the calls whose script is unknown.
+func (s *Store) pipeline(ctx context.Context, calls []*call, command func(*call) once) (unknown []*call) {
+	cmds := make([]once, len(calls))
+	for i, c := range calls {
+		cmds[i] = command(c)
 	}
-	reply, err := cmd.Slice()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", store.ErrState, err)
+	// Errors are the commands' own.
+	if len(cmds) == 1 {
+		_ = s.client.Process(ctx, cmds[0])
+	} else {
+		p := s.client.Pipeline()
+		for _, cmd := range cmds {
+			_ = p.Process(ctx, cmd)
+		}
+		_, _ = p.Exec(ctx)
 	}
-	return reply, nil
+	for i, c := range calls {
+		c.reply, c.err = cmds[i].Slice()
+		if redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+			unknown = append(unknown, c)
+		}
+		if c.err != nil {
+			c.err = storeError(c.err)
+		}
+	}
+	return unknown
 }
 
 func command(ctx context.Context, name, script string, keys []string, args []any) once {
