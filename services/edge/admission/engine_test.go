@@ -62,20 +62,37 @@ func TestTightestLimit(t *testing.T) {
   big: {path: /big, upstream: up, capacity: 100, refill_rate: 100}
   small: {path: /small, upstream: up, capacity: 3, refill_rate: 0.1}
   free: {path: /free, upstream: up}`))
-	// Plan 10 at 1/s, day 12, from noon: of 100, 10 and 12 the plan is the tightest.
+	// Plan 10 at 1/s, day 12, from noon: of 99 in 100, 9 in 10 and 11 in 12 the plan's is the tightest. Tight is a
+	// matter of shares, not of tokens: 4 of 12 is tighter than 2 of 3.
 	check(t, "plan", r.ask("/big", "alice"), view{Tier: bucket.Green, LimitName: bucket.ScopePlan, Known: true, Limit: 10, Remaining: 9, Reset: 1})
 	if r.store.calls != 1 || len(r.store.last.Limits) != 3 {
 		t.Errorf("%d calls, last with %d limits; want one call with three", r.store.calls, len(r.store.last.Limits))
 	}
 	check(t, "route", r.ask("/small", "alice"), view{Tier: bucket.Green, LimitName: "small", Known: true, Limit: 3, Remaining: 2, Reset: 10})
-	// Ten minutes later the route and the plan are whole again, the day is not.
-	for range 8 {
+	// Minutes later the route and the plan are whole again, the day is not.
+	for range 5 {
+		r.wait(time.Minute)
+		r.ask("/big", "alice")
+	}
+	r.wait(time.Minute)
+	check(t, "day against a small route", r.ask("/small", "alice"), view{Tier: bucket.Green, LimitName: bucket.ScopeDay, Known: true, Limit: 12, Remaining: 4, Reset: 12*3600 - 6*60})
+	for range 2 {
 		r.wait(time.Minute)
 		r.ask("/big", "alice")
 	}
 	check(t, "day", r.ask("/big", "alice"), view{Tier: bucket.Green, LimitName: bucket.ScopeDay, Known: true, Limit: 12, Remaining: 1, Reset: 12*3600 - 8*60})
 	r.ask("/big", "alice")
 	check(t, "day used up", r.ask("/big", "alice"), view{Action: admission.Deny, Tier: bucket.Red, LimitName: bucket.ScopeDay, Known: true, Limit: 12, Reset: 12*3600 - 8*60, Retry: 12*3600 - 8*60})
+	// Route, plan and day refuse together: the one that refuses longest is told.
+	r.wait(12 * time.Hour)
+	for range 9 {
+		r.ask("/big", "alice")
+	}
+	r.wait(time.Minute)
+	for range 3 {
+		r.ask("/small", "alice")
+	}
+	check(t, "route and day used up", r.ask("/small", "alice"), view{Action: admission.Deny, Tier: bucket.Red, LimitName: bucket.ScopeDay, Known: true, Limit: 12, Reset: 24*3600 - 9*60, Retry: 24*3600 - 9*60})
 	check(t, "no limit at all", r.ask("/free", "bob"), view{})
 }
 

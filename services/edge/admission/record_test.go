@@ -16,8 +16,9 @@ func TestEncodeBatch(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, doc(`
   a: {path: /a, upstream: up, capacity: 5, refill_rate: 1, max_cost: 9, cost_per_second: 2}
-  b: {path: /b, upstream: up, capacity: 5, refill_rate: 1}`))
-	for _, path := range []string{"/a", "/b", "/a"} {
+  b: {path: /b, upstream: up, capacity: 5, refill_rate: 1}
+  c: {path: /c, upstream: up, capacity: 6, refill_rate: 1}`))
+	for _, path := range []string{"/a", "/b", "/c", "/a"} {
 		r.Finish(r.ask(path, "alice"), admission.Facts{
 			ID: "id", ComputeCost: "7", Status: 200, Latency: time.Millisecond, Duration: 2 * time.Millisecond, Outcome: events.OutcomeOK,
 		})
@@ -37,28 +38,32 @@ func TestEncodeBatch(t *testing.T) {
 	route := bucket.Effective(bucket.Limit{Kind: bucket.TokenBucket, Capacity: 5, Rate: bucket.One, Grace: true}, bucket.One)
 	plan := bucket.Effective(bucket.Limit{Kind: bucket.TokenBucket, Capacity: 10, Rate: bucket.One}, bucket.One)
 	day := bucket.Effective(bucket.Limit{Kind: bucket.DailyQuota, Capacity: 12}, bucket.One)
-	if diff := cmp.Diff([]bucket.Spec{route, plan, day}, batch.Specs); diff != "" {
+	other := bucket.Effective(bucket.Limit{Kind: bucket.TokenBucket, Capacity: 6, Rate: bucket.One, Grace: true}, bucket.One)
+	if diff := cmp.Diff([]bucket.Spec{route, plan, day, other}, batch.Specs); diff != "" {
 		t.Errorf("specs (-want +got):\n%s", diff)
 	}
-	charges := func(scope string) []events.Charge {
+	charges := func(scope string, spec int) []events.Charge {
 		return []events.Charge{
-			{Scope: scope, Spec: 0, Amount: bucket.One, How: events.HowRedis},
+			{Scope: scope, Spec: spec, Amount: bucket.One, How: events.HowRedis},
 			{Scope: bucket.ScopePlan, Spec: 1, Amount: bucket.One, How: events.HowRedis},
 			{Scope: bucket.ScopeDay, Spec: 2, Amount: bucket.One, Window: startTime / 86_400_000_000, How: events.HowRedis},
 		}
 	}
 	want := events.Response{
-		ID: "id", Time: startTime, Client: "user:alice", Route: "a", Upstream: "up", Config: 3, Base: bucket.One, Charges: charges("a"),
+		ID: "id", Time: startTime, Client: "user:alice", Route: "a", Upstream: "up", Config: 3, Base: bucket.One, Charges: charges("a", 0),
 		ComputeCost: "7", LatencyRate: 2 * bucket.One, MaxCost: 9 * bucket.One, Status: 200, Latency: 1000, Duration: 2000, Outcome: events.OutcomeOK,
 	}
-	if batch.Boot != "boot" || batch.Edge != "edge" || batch.N != 9 || len(batch.Events) != 3 {
+	if batch.Boot != "boot" || batch.Edge != "edge" || batch.N != 9 || len(batch.Events) != 4 {
 		t.Errorf("batch %+v", batch)
 	}
 	if diff := cmp.Diff(want, batch.Events[0]); diff != "" {
 		t.Errorf("event (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(charges("b"), batch.Events[1].Charges); diff != "" {
-		t.Errorf("charges of the other route (-want +got):\n%s", diff)
+	if diff := cmp.Diff(charges("b", 0), batch.Events[1].Charges); diff != "" {
+		t.Errorf("charges of an equal route (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(charges("c", 3), batch.Events[2].Charges); diff != "" {
+		t.Errorf("charges of another route (-want +got):\n%s", diff)
 	}
 }
 
