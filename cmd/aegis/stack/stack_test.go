@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -109,10 +110,7 @@ func TestUpstreamHealthMovesTheMultiplier(t *testing.T) {
 	multipliers := func(want float64) func() bool {
 		return func() bool {
 			for _, e := range []*Node{s.Edges()[0], second} {
-				a := get(t, e, "/api/fast", "demo-admin")
-				if a.status == http.StatusServiceUnavailable || a.status == http.StatusOK {
-					a = get(t, e, "/api/fast", "demo-enterprise")
-				}
+				a := get(t, e, "/api/fast", "demo-enterprise")
 				if m, err := strconv.ParseFloat(a.header.Get("X-RateLimit-Adaptive-Multiplier"), 64); err != nil || m != want {
 					return false
 				}
@@ -132,10 +130,12 @@ func TestUpstreamHealthMovesTheMultiplier(t *testing.T) {
 	set(upstream.Faults{})
 	await(t, 30*time.Second, "M to rise to 1 on both edges once it is well", multipliers(1))
 	set(upstream.Faults{LatencyMS: 900})
-	for range 15 { // enough slow samples, without waiting for each
-		go http.Get("http://" + second.Addr() + "/api/fast") // the upstream's answer does not matter
+	var wg sync.WaitGroup
+	for range 30 { // a window of slow samples, without waiting for each
+		wg.Go(func() { get(t, second, "/api/fast", "demo-enterprise").check(t, http.StatusOK, nil) })
 	}
-	await(t, 60*time.Second, "M to fall while the upstream is slow", multipliers(0.2))
+	wg.Wait()
+	await(t, 30*time.Second, "M to fall while the upstream is slow", multipliers(0.2))
 }
 
 func TestChangesReachEveryEdge(t *testing.T) {
@@ -145,7 +145,7 @@ func TestChangesReachEveryEdge(t *testing.T) {
 	limit := func(want string) {
 		t.Helper()
 		for _, e := range []*Node{s.Edges()[0], second} {
-			await(t, time.Second, "the limit to be "+want, func() bool {
+			await(t, soon, "the limit to be "+want, func() bool {
 				return get(t, e, "/api/fast", "demo-enterprise").header.Get("RateLimit-Limit") == want
 			})
 		}
@@ -161,7 +161,7 @@ func TestChangesReachEveryEdge(t *testing.T) {
 		t.Errorf("the refusal does not name the field: %s", refusal)
 	}
 	control(t, s, "", `{"algorithm":"sliding_window"}`, http.StatusOK)
-	await(t, time.Second, "the algorithm to be switched", func() bool {
+	await(t, soon, "the algorithm to be switched", func() bool {
 		a := get(t, second, "/api/fast", "demo-enterprise")
 		return a.header.Get("X-RateLimit-Algorithm") == "sliding_window"
 	})
@@ -186,7 +186,7 @@ func TestTokenGuardsChanges(t *testing.T) {
 	if reply := command(t, s, cfg.AdminToken, change); reply.Header.Get("Nats-Service-Error-Code") != "" {
 		t.Errorf("NATS refuses the right token: %v %s", reply.Header, reply.Data)
 	}
-	await(t, time.Second, "the change", func() bool {
+	await(t, soon, "the change", func() bool {
 		return get(t, s.Edges()[0], "/api/fast", "").header.Get("RateLimit-Limit") == "7"
 	})
 }
@@ -196,7 +196,7 @@ func TestEdgeRestartsWithoutControlplane(t *testing.T) {
 	s := start(t, testConfig(t, nil))
 	control(t, s, "", `{"routes":{"fast":{"capacity":7}}}`, http.StatusOK)
 	first := s.Edges()[0]
-	await(t, time.Second, "the change", func() bool {
+	await(t, soon, "the change", func() bool {
 		return get(t, first, "/api/fast", "demo-enterprise").header.Get("RateLimit-Limit") == "7"
 	})
 	if err := s.Controlplane().Stop(); err != nil {
@@ -213,21 +213,47 @@ func TestEdgesShareTheLimit(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t, func(p *policy.Policy) { eachRoute(p, func(r *policy.Route) { r.RefillRate = still }) }))
 	edges := []*Node{s.Edges()[0], addEdge(t, s, "edge-2"), addEdge(t, s, "edge-3")}
-	var mu sync.Mutex
-	statuses := make(map[int]int)
-	var wg sync.WaitGroup
-	for i := range 90 {
-		wg.Go(func() {
-			a := get(t, edges[i%len(edges)], "/api/fast", "demo-enterprise")
-			mu.Lock()
-			defer mu.Unlock()
-			statuses[a.status]++
-		})
+	// A round in which a busy machine made an edge take Redis for gone shows nothing: then
+	// each edge decides by its share, which is another test's business. The next round has a new client.
+	for round := range 10 {
+		client := clientFrom(fmt.Sprintf("127.0.2.%d", round+1))
+		var mu sync.Mutex
+		statuses, degraded := make(map[int]int), false
+		var wg sync.WaitGroup
+		for worker := range 6 {
+			wg.Go(func() {
+				for i := range 15 {
+					req, err := http.NewRequest(http.MethodGet, "http://"+edges[(worker+i)%len(edges)].Addr()+"/api/fast", nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					a := do(t, client, req)
+					mu.Lock()
+					statuses[a.status]++
+					degraded = degraded || a.header.Get("X-RateLimit-Degraded") != ""
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		if degraded {
+			continue
+		}
+		if statuses[http.StatusOK] != 20 || statuses[http.StatusAccepted] != 4 || statuses[http.StatusTooManyRequests] != 66 {
+			t.Errorf("three edges gave %v; want 20 green, 4 yellow, 66 red", statuses)
+		}
+		return
 	}
-	wg.Wait()
-	if statuses[http.StatusOK] != 20 || statuses[http.StatusAccepted] != 4 || statuses[http.StatusTooManyRequests] != 66 {
-		t.Errorf("three edges gave %v; want 20 green, 4 yellow, 66 red", statuses)
-	}
+	t.Error("no round without a degraded edge: this machine is too busy to tell")
+}
+
+// clientFrom is a client with that source address, which is its identity.
+func clientFrom(source string) *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DialContext:         (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}).DialContext,
+		MaxIdleConnsPerHost: 16,
+	}}
 }
 
 // TestStopSettlesEverything stops a stack in the middle of traffic on two edges, and
@@ -251,7 +277,7 @@ func TestStopSettlesEverything(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 8 {
 		source := fmt.Sprintf("127.0.1.%d", i+1)
-		client := &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}).DialContext}}
+		client := clientFrom(source)
 		wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				units := rand.N(int64(20)) + 1
@@ -279,36 +305,67 @@ func TestStopSettlesEverything(t *testing.T) {
 	stop()
 	wg.Wait()
 
-	logged := make(map[string]int64)
-	count := 0
-	for _, batch := range responses(t, cfg.DataDir) {
-		for _, e := range batch.Events {
-			cost, err := strconv.ParseInt(e.ComputeCost, 10, 64)
-			if err != nil {
-				t.Fatalf("event %s: cost %q", e.ID, e.ComputeCost)
-			}
-			logged[e.Client] += cost
-			count++
-		}
-	}
+	logged, count := costs(t, cfg.DataDir)
 	// An answer may be cut off as the edge closes: the event is there and the client did not count it.
 	if count < served || count > served+8 {
 		t.Errorf("%d events for %d answers", count, served)
 	}
-	balances, err := redisstore.New(s.redisOptions)
-	if err != nil {
+	for client := range spent {
+		if logged[client].cost < spent[client] {
+			t.Errorf("%s: events for %d tokens, answers for %d", client, logged[client].cost, spent[client])
+		}
+	}
+	checkBalances(t, s, capacity, logged)
+	t.Logf("%d answers, %d events, %d clients, all settled", served, count, len(spent))
+}
+
+// TestStopWaitsForTheSettler stops a stack while its Redis stalls: what the edges decided by
+// themselves meanwhile must be in Redis when the stop is over, and not only in the log.
+func TestStopWaitsForTheSettler(t *testing.T) {
+	t.Parallel()
+	redis := startRedisProcessHere(t)
+	t.Cleanup(redis.stop)
+	const capacity = 1_000_000
+	cfg := testConfig(t, func(p *policy.Policy) {
+		eachRoute(p, func(r *policy.Route) { r.Capacity, r.RefillRate = capacity, still })
+	})
+	cfg.Redis = redis.addr
+	s := start(t, cfg)
+	const path = "/api/cost?units=7"
+	get(t, s.Edges()[0], path, "demo-enterprise").check(t, http.StatusOK, nil)
+	n := pid(t, redis)
+	if err := syscall.Kill(n, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	defer balances.Close()
-	for client := range spent {
-		if got, want := balance(t, balances, client, "cost", capacity), (capacity-logged[client])*bucket.One; !near(got, want) {
-			t.Errorf("%s: balance %d, want %d by the events of %d answers", client, got, want, served)
-		}
-		if logged[client] < spent[client] {
-			t.Errorf("%s: events for %d tokens, answers for %d", client, logged[client], spent[client])
-		}
+	t.Cleanup(func() { syscall.Kill(n, syscall.SIGCONT) }) // in case the test ends early
+	degraded := func() bool {
+		a := get(t, s.Edges()[0], path, "demo-enterprise")
+		a.check(t, http.StatusOK, nil)
+		return a.header.Get("X-RateLimit-Degraded") != ""
 	}
-	t.Logf("%d answers, %d events, %d clients, all settled", served, count, len(spent))
+	await(t, 20*time.Second, "the edge to decide by itself", degraded)
+	for range 20 {
+		degraded()
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Stop() }()
+	await(t, 20*time.Second, "the edge to have stopped", func() bool { return len(s.Edges()) == 0 })
+	select {
+	case err := <-stopped:
+		t.Fatalf("stopped with unsettled events: %v", err)
+	case <-time.After(500 * time.Millisecond): // what a stop takes that waits for nobody
+	}
+	if err := syscall.Kill(n, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-stopped; err != nil {
+		t.Errorf("not a clean stop: %v", err)
+	}
+	logged, count := costs(t, cfg.DataDir)
+	if count < 22 {
+		t.Errorf("%d events for 22 answers or more", count)
+	}
+	checkBalances(t, s, capacity, logged)
 }
 
 // TestRestartOnTheSameData holds that a second run finds the policy of the first, and the
@@ -488,12 +545,12 @@ func get(t *testing.T, edge *Node, path, key string) answer {
 	if key != "" {
 		req.Header.Set("X-API-Key", key)
 	}
-	return do(t, req)
+	return do(t, http.DefaultClient, req)
 }
 
-func do(t *testing.T, req *http.Request) answer {
+func do(t *testing.T, client *http.Client, req *http.Request) answer {
 	t.Helper()
-	res, err := http.DefaultClient.Do(req)
+	res, err := client.Do(req)
 	if err != nil {
 		t.Error(err)
 		return answer{path: req.URL.Path, header: http.Header{}}
@@ -529,7 +586,7 @@ func control(t *testing.T, s *Stack, token, change string, status int) string {
 	if token != "" {
 		req.Header.Set("X-Admin-Token", token)
 	}
-	a := do(t, req)
+	a := do(t, http.DefaultClient, req)
 	a.check(t, status, nil)
 	return string(a.body)
 }
@@ -554,8 +611,7 @@ func command(t *testing.T, s *Stack, token, change string) *nats.Msg {
 	return reply
 }
 
-// awaitBalance waits until a bucket of the sample policy holds what it should. A second
-// is what settlement may take.
+// awaitBalance waits until a bucket of the sample policy holds what it should.
 func awaitBalance(t *testing.T, s *Stack, client, scope string, want int64) {
 	t.Helper()
 	balances, err := redisstore.New(s.redisOptions)
@@ -563,9 +619,54 @@ func awaitBalance(t *testing.T, s *Stack, client, scope string, want int64) {
 		t.Fatal(err)
 	}
 	defer balances.Close()
-	await(t, time.Second, fmt.Sprintf("%s to hold %d on %s", client, want, scope), func() bool {
+	await(t, soon, fmt.Sprintf("%s to hold %d on %s", client, want, scope), func() bool {
 		return near(balance(t, balances, client, scope, 20), want)
 	})
+}
+
+// spending is what a client's events say that it spent, in tokens: cost as the upstream named
+// it, and of that the base costs which Redis was asked for and may not have taken.
+type spending struct{ cost, unknown int64 }
+
+// costs sums up the event log that a stopped stack left, by client, and counts the events.
+func costs(t *testing.T, dataDir string) (byClient map[string]spending, count int) {
+	t.Helper()
+	byClient = make(map[string]spending)
+	for _, batch := range responses(t, dataDir) {
+		for _, e := range batch.Events {
+			cost, err := strconv.ParseInt(e.ComputeCost, 10, 64)
+			if err != nil {
+				t.Fatalf("event %s: cost %q", e.ID, e.ComputeCost)
+			}
+			s := byClient[e.Client]
+			s.cost += cost
+			for _, c := range e.Charges {
+				if c.Scope == "cost" && c.How == events.HowUnknown {
+					s.unknown += e.Base / bucket.One
+				}
+			}
+			byClient[e.Client] = s
+			count++
+		}
+	}
+	return byClient, count
+}
+
+// checkBalances compares the buckets that a stopped stack left in a Redis of the test's
+// with what its events cost.
+func checkBalances(t *testing.T, s *Stack, capacity int64, byClient map[string]spending) {
+	t.Helper()
+	balances, err := redisstore.New(s.redisOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer balances.Close()
+	for client, spent := range byClient {
+		got, want := balance(t, balances, client, "cost", capacity), (capacity-spent.cost)*bucket.One
+		if !near(got, want) && (got < want || got > want+spent.unknown*bucket.One+1000) {
+			t.Errorf("%s: balance %d, want %d by its events, %d tokens of which may not have been taken", client, got, want, spent.unknown)
+		}
+	}
 }
 
 // near allows for the micro-tokens that come back at the rate of still.
