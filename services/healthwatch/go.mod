@@ -6,6 +6,16 @@ require (
 	github.com/aegisrate/aegisrate v0.0.0
 	github.com/alecthomas/kong v1.17.0
 	github.com/rs/zerolog v1.35.1
+	pgregory.net/rapid v1.3.0
+)
+
+require (
+	github.com/antithesishq/antithesis-sdk-go v0.9.0-default-no-op // indirect
+	github.com/google/go-tpm v0.9.8 // indirect
+	github.com/minio/highwayhash v1.0.4 // indirect
+	github.com/nats-io/jwt/v2 v2.8.3 // indirect
+	github.com/nats-io/nats-server/v2 v2.15.3 // indirect
+	golang.org/x/time v0.16.0 // indirect
 )
 
 require (

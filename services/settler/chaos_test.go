@@ -204,17 +204,17 @@ func TestChaos(t *testing.T) {
 	}
 	done := func() bool { return lowest(t, s) >= last }
 
-	const messages = 400
+	const messages = 260
 	var older map[string]string
 	for k := range messages {
 		send()
 		switch k {
-		case 50, 220:
+		case 40, 150:
 			older = snapshot(t, r)
-		case 110, 280:
+		case 80, 190:
 			awaitLong(t, "settlement beyond the snapshot", func() bool { return lowest(t, s) > last-30 })
 			restore(t, r, older)
-		case 170, 340:
+		case 110, 220:
 			r.Stop(t)
 			time.Sleep(time.Second) // longer than any call is waited for
 			r.Cont(t)
