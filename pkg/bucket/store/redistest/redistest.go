@@ -54,12 +54,21 @@ func Start(t testing.TB, args ...string) *Server {
 	case have("redis-server"):
 		dir := t.TempDir()
 		s.Addr = FreeAddr(t)
-		s.run = func(t testing.TB) { s.startProcess(t, dir, args) }
+		host, port := s.hostPort(t)
+		line := append([]string{"--bind", host, "--port", port, "--dir", dir, "--save", "", "--daemonize", "no"}, args...)
+		s.run = func(t testing.TB) { s.startProcess(t, line) }
 	case have("docker"):
 		s.run = func(t testing.TB) { s.startContainer(t, args) }
 	default:
 		t.Fatalf("no Redis for this test: set %s, or install redis-server (apt-get install redis-server), or docker", EnvURL)
 	}
+	s.start(t)
+	return s
+}
+
+// start runs the server, until the test ends, and waits until it answers.
+func (s *Server) start(t testing.TB) {
+	t.Helper()
 	s.run(t)
 	s.listening(t)
 	s.Client = redis.NewClient(&redis.Options{Addr: s.Addr, DialerRetries: 1})
@@ -68,7 +77,15 @@ func Start(t testing.TB, args ...string) *Server {
 		s.Kill(t)
 	})
 	s.await(t)
-	return s
+}
+
+func (s *Server) hostPort(t testing.TB) (host, port string) {
+	t.Helper()
+	host, port, err := net.SplitHostPort(s.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return host, port
 }
 
 // FreeAddr is a loopback address that nothing listens on. Cluster nodes need the port 10,000 above it too,
@@ -95,13 +112,8 @@ func have(command string) bool {
 	return err == nil
 }
 
-func (s *Server) startProcess(t testing.TB, dir string, args []string) {
+func (s *Server) startProcess(t testing.TB, line []string) {
 	t.Helper()
-	host, port, err := net.SplitHostPort(s.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	line := append([]string{"--bind", host, "--port", port, "--dir", dir, "--save", "", "--daemonize", "no"}, args...)
 	s.proc = exec.Command("redis-server", line...)
 	var out bytes.Buffer
 	s.proc.Stdout, s.proc.Stderr = &out, &out

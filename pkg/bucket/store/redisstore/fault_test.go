@@ -1,0 +1,349 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store/redistest"
+)
+
+// still is a bucket that does not refill while a test runs.
+func still(capacity int64) bucket.Spec {
+	return bucket.Spec{Kind: bucket.TokenBucket, Capacity: capacity * bucket.One, Rate: 1, SlowestRate: 1, MaxDebt: 10 * capacity * bucket.One}
+}
+
+func one(client string, spec bucket.Spec) store.Check {
+	return store.Check{Client: client, Cost: bucket.One, Limits: []store.Limit{{Scope: "r", Spec: spec}}}
+}
+
+// load checks clients from several callers until stop is called, which returns how many checks were
+// green, and what failed.
+func load(t *testing.T, s store.Store, callers int, client func(i int) string, spec bucket.Spec) (stop func() (green int64, failed []error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	var (
+		wg       sync.WaitGroup
+		mu       sync.Mutex
+		n, count atomic.Int64
+		failed   []error
+	)
+	for range callers {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				d, err := s.Check(context.Background(), one(client(int(n.Add(1))), spec))
+				switch {
+				case err != nil:
+					mu.Lock()
+					failed = append(failed, err)
+					mu.Unlock()
+				case d.Tier == bucket.Green:
+					count.Add(1)
+				}
+			}
+		})
+	}
+	return func() (int64, []error) {
+		cancel()
+		wg.Wait()
+		return count.Load(), failed
+	}
+}
+
+// eventually waits until check holds.
+func eventually(t *testing.T, what string, check func() bool) {
+	t.Helper()
+	redistest.Await(t, what, func() error {
+		if check() {
+			return nil
+		}
+		return errors.New("not yet")
+	})
+}
+
+// Case 10: scripts are flushed under load, from 16 callers.
+func TestScriptFlush(t *testing.T) {
+	t.Parallel()
+	r := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{r.Addr}})
+	stop := load(t, s, 16, func(i int) string { return strconv.Itoa(i % 50) }, still(1000))
+	for range 30 {
+		if err := r.Client.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Millisecond) // lets calls in between
+	}
+	green, failed := stop()
+	if len(failed) > 0 {
+		t.Errorf("%d calls failed, the first: %v", len(failed), failed[0])
+	}
+	var spent int64
+	for i := range 50 {
+		d, err := s.Check(t.Context(), store.Check{Client: strconv.Itoa(i), Limits: []store.Limit{{Scope: "r", Spec: still(1000)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		spent += int64(math.Round(float64(1000*bucket.One-d.Limits[0].Remaining) / bucket.One))
+	}
+	if spent != green || green == 0 {
+		t.Errorf("%d checks were green, %d tokens are spent", green, spent)
+	}
+}
+
+// Case 13: a Redis that stalls holds a call no longer than its timeout, however many wait, and
+// nothing is sent twice. What was sent is unknown, what was not is known not to have run.
+func TestStall(t *testing.T) {
+	t.Parallel()
+	const timeout = 300 * time.Millisecond
+	r := redistest.Start(t)
+	s, err := New(Options{Addrs: []string{r.Addr}, PoolSize: 4, Timeout: timeout, PoolTimeout: timeout, DialTimeout: timeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Check(t.Context(), one("c", still(1000))); err != nil {
+		t.Fatal(err)
+	}
+	r.Stop(t)
+	var wg sync.WaitGroup
+	var unknown, unavailable atomic.Int64
+	for range 100 {
+		wg.Go(func() {
+			start := time.Now()
+			_, err := s.Check(context.Background(), one("c", still(1000)))
+			if took := time.Since(start); took > 3*timeout {
+				t.Errorf("held for %v", took)
+			}
+			switch {
+			case errors.Is(err, store.ErrUnknown):
+				unknown.Add(1)
+			case errors.Is(err, store.ErrUnavailable):
+				unavailable.Add(1)
+			default:
+				t.Errorf("answered %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.Ping(t.Context()); err == nil {
+		t.Error("a stalled Redis answered a ping")
+	}
+	r.Cont(t)
+	var after store.Decision
+	redistest.Await(t, "a check after the stall", func() (err error) {
+		after, err = s.Check(t.Context(), store.Check{Client: "c", Limits: []store.Limit{{Scope: "r", Spec: still(1000)}}})
+		return err
+	})
+	// At most what is unknown has run; the one before did.
+	if ran := after.Limits[0].Seq - 1; ran > unknown.Load() || unknown.Load() == 0 || unavailable.Load() == 0 {
+		t.Errorf("%d ran, %d are unknown, %d did not run", ran, unknown.Load(), unavailable.Load())
+	}
+	redistest.Await(t, "a ping after the stall", func() error { return s.Ping(t.Context()) })
+}
+
+// A caller's deadline ends its wait for a turn, and says that nothing was sent.
+func TestWaitForTurnEndsWithContext(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	sent := make(chan int, 10)
+	b := &batcher{patience: time.Minute, send: func(calls []*call) { sent <- len(calls); <-release }}
+	var wg sync.WaitGroup
+	for range inFlight {
+		wg.Go(func() { b.do(context.Background(), &call{}) })
+		<-sent
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := b.do(ctx, &call{}); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("left with %v", err)
+	}
+	// Those that wait go together when a pipeline is free, in one batch.
+	for range 3 {
+		wg.Go(func() { b.do(context.Background(), &call{}) })
+	}
+	eventually(t, "three calls to wait", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.waiting) == 3
+	})
+	release <- struct{}{}
+	if n := <-sent; n != 3 {
+		t.Errorf("a batch of %d, want 3", n)
+	}
+	close(release)
+	wg.Wait()
+	if b.running != 0 || len(b.waiting) != 0 {
+		t.Errorf("%d running, %d waiting at the end", b.running, len(b.waiting))
+	}
+}
+
+// Behind a server that stalls, who has waited its time is not sent any more.
+func TestLateCallsAreNotSent(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	var sent atomic.Int64
+	b := &batcher{patience: time.Nanosecond, send: func(calls []*call) { sent.Add(int64(len(calls))); <-release }}
+	var wg sync.WaitGroup
+	for range inFlight {
+		wg.Go(func() { b.do(context.Background(), &call{}) })
+	}
+	eventually(t, "the pipelines to be busy", func() bool { return sent.Load() == inFlight })
+	for range 5 {
+		wg.Go(func() {
+			if err := b.do(context.Background(), &call{}); !errors.Is(err, store.ErrUnavailable) {
+				t.Errorf("late: %v", err)
+			}
+		})
+	}
+	eventually(t, "five calls to wait", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.waiting) == 5
+	})
+	close(release)
+	wg.Wait()
+	if sent.Load() != inFlight {
+		t.Errorf("%d calls sent, want %d", sent.Load(), inFlight)
+	}
+}
+
+// No server: known not to have run. A killed and restarted one: served again without help.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	r := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{r.Addr}})
+	if _, err := s.Check(t.Context(), one("c", still(5))); err != nil {
+		t.Fatal(err)
+	}
+	r.Kill(t)
+	redistest.Await(t, "calls to be refused", func() error {
+		_, err := s.Check(t.Context(), one("c", still(5)))
+		if errors.Is(err, store.ErrUnavailable) {
+			return nil
+		}
+		return fmt.Errorf("answered %w", err)
+	})
+	if err := s.Ping(t.Context()); err == nil {
+		t.Error("a dead Redis answered a ping")
+	}
+	r.Restart(t)
+	redistest.Await(t, "a check", func() error {
+		_, err := s.Check(t.Context(), one("c", still(5)))
+		return err
+	})
+}
+
+// A full Redis refuses the first write of a script, so nothing was changed.
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	r := redistest.Start(t, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
+	s := open(t, Options{Addrs: []string{r.Addr}})
+	if _, err := s.Check(t.Context(), one("c", still(5))); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("check: %v", err)
+	}
+	if n := r.Client.Exists(t.Context(), bucketKey(bucket.TokenBucket, "r", "c")).Val(); n != 0 {
+		t.Error("the bucket was written")
+	}
+}
+
+// Case 9, and garbage: what other programs may have stored is read, or refused, never admitted for free.
+func TestStoredByOthers(t *testing.T) {
+	t.Parallel()
+	r := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{r.Addr}})
+	key := bucketKey(bucket.TokenBucket, "r", "c")
+	now := time.Now().UnixMicro()
+	for name, tc := range map[string]struct {
+		hash map[string]any
+		tier bucket.Tier
+		fail bool
+	}{
+		"exponent":      {hash: map[string]any{"tokens": "1e+15", "last_updated": now}, tier: bucket.Green},
+		"just short":    {hash: map[string]any{"tokens": "0.9", "last_updated": now}, tier: bucket.Red},
+		"deep debt":     {hash: map[string]any{"tokens": "-1e+30", "last_updated": now}, tier: bucket.Red},
+		"garbage":       {hash: map[string]any{"tokens": "garbage", "last_updated": now}, fail: true},
+		"nan":           {hash: map[string]any{"tokens": "nan", "last_updated": now}, fail: true},
+		"infinite":      {hash: map[string]any{"tokens": "inf", "last_updated": now}, fail: true},
+		"empty":         {hash: map[string]any{"tokens": "", "last_updated": now}, fail: true},
+		"no tokens":     {hash: map[string]any{"last_updated": now}, fail: true},
+		"no time":       {hash: map[string]any{"tokens": "1.000000"}, fail: true},
+		"broken time":   {hash: map[string]any{"tokens": "1.000000", "last_updated": "1.5"}, fail: true},
+		"huge time":     {hash: map[string]any{"tokens": "1.000000", "last_updated": "9e18"}, fail: true},
+		"broken seq":    {hash: map[string]any{"tokens": "1.000000", "last_updated": now, "seq": "x"}, fail: true},
+		"zero capacity": {hash: map[string]any{"tokens": "1.000000", "last_updated": now, "cap": "0"}, fail: true},
+	} {
+		r.Client.Del(t.Context(), key)
+		r.Client.HSet(t.Context(), key, tc.hash)
+		d, err := s.Check(t.Context(), one("c", still(3)))
+		var state *store.StateError
+		switch {
+		case tc.fail && (!errors.As(err, &state) || !errors.Is(err, store.ErrState) || state.Index != 0):
+			t.Errorf("%s: %+v, %v", name, d, err)
+		case !tc.fail && (err != nil || d.Tier != tc.tier || d.Limits[0].Remaining > 3*bucket.One):
+			t.Errorf("%s: %+v, %v", name, d, err)
+		}
+	}
+
+	// The settlement that meets one names its item, and changes nothing.
+	shard := store.ShardOf("c")
+	if _, err := s.Begin(t.Context(), shard, "s", 0); err != nil {
+		t.Fatal(err)
+	}
+	r.Client.Del(t.Context(), key)
+	r.Client.HSet(t.Context(), key, "tokens", "garbage", "last_updated", now)
+	st := store.Settlement{Shard: shard, Stream: "s", Seq: 1, Boot: "b", N: 1, Items: []store.Item{
+		{Client: "c", Scope: "ok", Spec: still(3), Delta: bucket.One, Time: now},
+		{Client: "c", Scope: "r", Spec: still(3), Delta: bucket.One, Time: now},
+	}}
+	var state *store.StateError
+	if _, err := s.Settle(t.Context(), st); !errors.As(err, &state) || state.Index != 1 {
+		t.Errorf("settle: %v", err)
+	}
+	if n := r.Client.Exists(t.Context(), bucketKey(bucket.TokenBucket, "ok", "c")).Val(); n != 0 {
+		t.Error("the other item was applied")
+	}
+	r.Client.Del(t.Context(), key)
+	r.Client.Set(t.Context(), key, "a string", 0)
+	if _, err := s.Check(t.Context(), one("c", still(3))); !errors.Is(err, store.ErrState) {
+		t.Errorf("a string in a bucket's place: %v", err)
+	}
+	r.Client.HSet(t.Context(), metaKey(shard), "format", "99")
+	if _, err := s.Begin(t.Context(), shard, "s", 0); !errors.Is(err, store.ErrState) {
+		t.Errorf("another format: %v", err)
+	}
+}
+
+// Case 8, on Redis' own clock: callers have none, so the bound is exact whoever calls.
+func TestAdmittedWithinBound(t *testing.T) {
+	t.Parallel()
+	r := redistest.Start(t)
+	a, b := open(t, Options{Addrs: []string{r.Addr}}), open(t, Options{Addrs: []string{r.Addr}})
+	spec := bucket.Spec{Kind: bucket.TokenBucket, Capacity: 150 * bucket.One, Rate: 150 * bucket.One, SlowestRate: 30 * bucket.One}
+	var first, last int64
+	admitted := 0
+	for i := range 1000 {
+		d, err := []*Store{a, b}[i%2].Check(t.Context(), one("c", spec))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == 0 {
+			first = d.Now
+		}
+		last = d.Now
+		if d.Tier == bucket.Green {
+			admitted++
+		}
+	}
+	if most := 150 + float64(last-first)*150/1e6; float64(admitted) > most || float64(admitted) < most-1.001 {
+		t.Errorf("admitted %d, want %.3f rounded down", admitted, most)
+	}
+}
