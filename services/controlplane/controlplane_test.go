@@ -736,6 +736,23 @@ func TestAuditOfChanges(t *testing.T) {
 	}
 }
 
+// Whatever was answered is audited, also when the service stops at once.
+func TestStopKeepsAudits(t *testing.T) {
+	t.Parallel()
+	const requests = 60
+	server := bustest.Start(t)
+	p := startPlane(t, server)
+	var wg sync.WaitGroup
+	for range requests {
+		wg.Go(func() { p.do(t, "POST", "/api/control", `{"bogus": true}`) })
+	}
+	wg.Wait()
+	p.stop()
+	if n := len(stored(t, server.Bus(t), events.StreamAudit, events.Decode[events.Audit])); n != requests {
+		t.Errorf("%d audit events, want %d", n, requests)
+	}
+}
+
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	server := bustest.Start(t)

@@ -27,6 +27,8 @@ const token = "correct horse battery staple"
 type plane struct {
 	*Service
 	log *safeBuffer
+	// stop ends the service and waits for it.
+	stop func()
 }
 
 // safeBuffer takes the log of a service.
@@ -73,7 +75,7 @@ func newPlane(t *testing.T, b *bus.Bus, fn ...func(*Config)) *plane {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
+	p.stop = sync.OnceFunc(func() {
 		cancel()
 		select {
 		case err := <-done:
@@ -84,6 +86,7 @@ func newPlane(t *testing.T, b *bus.Bus, fn ...func(*Config)) *plane {
 			t.Error("the controlplane does not stop")
 		}
 	})
+	t.Cleanup(p.stop)
 	bustest.Await(t, "API", func() bool { return s.addr.Load() != nil })
 	return p
 }
