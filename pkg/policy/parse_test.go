@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -343,7 +345,14 @@ func TestExampleShowsEveryKey(t *testing.T) {
 			t.Errorf("the number %s has no bound", key)
 		}
 	}
+	reference, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, key := range keys {
+		if !regexp.MustCompile("[`.]" + key + "[`.]").Match(reference) {
+			t.Errorf("docs/configuration.md does not explain %s", key)
+		}
 		if !bytes.Contains(policy.Example(), []byte(key+":")) {
 			t.Errorf("example.yaml does not mention %s", key)
 		}
