@@ -2,9 +2,11 @@ package redisstore
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket"
 	"github.com/aegisrate/aegisrate/pkg/bucket/store"
@@ -102,6 +104,43 @@ func TestClusterNodeDown(t *testing.T) {
 	if err := s.Ping(t.Context()); err != nil {
 		t.Errorf("ping: %v", err)
 	}
+}
+
+// A node that stalls holds a call for its timeout, and what it was sent runs once, when it goes on.
+func TestClusterStallSendsOnce(t *testing.T) {
+	t.Parallel()
+	const timeout = 300 * time.Millisecond
+	c := redistest.StartCluster(t, 3)
+	s, err := New(Options{Addrs: c.Addrs(), Cluster: true, PoolSize: 2, Timeout: timeout, PoolTimeout: timeout, DialTimeout: timeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	node, _ := c.Owner(t, bucketKey(bucket.TokenBucket, "r", "a"))
+	redistest.Await(t, "a check", func() error {
+		_, err := s.Check(t.Context(), one("a", still(100)))
+		return err
+	})
+	before, err := s.Check(t.Context(), one("a", still(100)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Nodes[node].Stop(t)
+	start := time.Now()
+	if _, err := s.Check(t.Context(), one("a", still(100))); !errors.Is(err, store.ErrUnknown) {
+		t.Errorf("a stalled node: %v", err)
+	}
+	if took := time.Since(start); took > 2*timeout {
+		t.Errorf("held for %v", took)
+	}
+	c.Nodes[node].Cont(t)
+	redistest.Await(t, "what was sent to run", func() error {
+		d, err := s.Check(t.Context(), store.Check{Client: "a", Limits: []store.Limit{{Scope: "r", Spec: still(100)}}})
+		if err == nil && d.Limits[0].Seq != before.Limits[0].Seq+1 {
+			err = fmt.Errorf("seq %d, want one more than %d", d.Limits[0].Seq, before.Limits[0].Seq)
+		}
+		return err
+	})
 }
 
 // The master steps down: the store follows, and nothing is charged on the demoted one.

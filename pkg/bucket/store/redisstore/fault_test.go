@@ -322,6 +322,36 @@ func TestStoredByOthers(t *testing.T) {
 	}
 }
 
+// A bucket that a later sequence was settled into, as after a restore, takes no earlier one.
+func TestSettledBucketTakesNoEarlierSequence(t *testing.T) {
+	t.Parallel()
+	r := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{r.Addr}})
+	shard := store.ShardOf("c")
+	if _, err := s.Begin(t.Context(), shard, "s", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Check(t.Context(), one("c", still(10))); err != nil {
+		t.Fatal(err)
+	}
+	r.Client.HSet(t.Context(), bucketKey(bucket.TokenBucket, "r", "c"), "settled", 7)
+	settleOne(t, s, shard, 7, 1)
+	settleOne(t, s, shard, 8, 2)
+}
+
+// settleOne settles a token and checks how often the bucket has changed then.
+func settleOne(t *testing.T, s *Store, shard int, seq uint64, changes int64) {
+	t.Helper()
+	got, err := s.Settle(t.Context(), store.Settlement{Shard: shard, Stream: "s", Seq: seq, Boot: "b", N: seq,
+		Items: []store.Item{{Client: "c", Scope: "r", Spec: still(10), Delta: bucket.One, Time: time.Now().UnixMicro()}}})
+	if err != nil || got.Status != store.Applied {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if got.Items[0].Seq != changes {
+		t.Errorf("sequence %d: the bucket has changed %d times, want %d", seq, got.Items[0].Seq, changes)
+	}
+}
+
 // Case 8, on Redis' own clock: callers have none, so the bound is exact whoever calls.
 func TestAdmittedWithinBound(t *testing.T) {
 	t.Parallel()

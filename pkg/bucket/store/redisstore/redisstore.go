@@ -27,6 +27,13 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
+// quiet keeps go-redis from writing to standard error what every call returns as an error anyway.
+var quiet = sync.OnceFunc(func() { redis.SetLogger(silence{}) })
+
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}
+
 // New returns a store on the Redis that o names. It needs no answer from Redis: connections
 // are opened, and scripts loaded, as calls come.
 func New(o Options) (*Store, error) {
@@ -38,6 +45,7 @@ func New(o Options) (*Store, error) {
 		return nil, err
 	}
 	o = o.withDefaults()
+	quiet()
 	s := &Store{timeout: o.Timeout}
 	for name, sc := range map[string]*script{"check": &s.check, "settle": &s.settle, "begin": &s.begin} {
 		var err error
