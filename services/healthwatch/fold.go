@@ -1,6 +1,7 @@
 package healthwatch
 
 import (
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -115,10 +116,11 @@ func (f *fold) adopt(name string, t tick) {
 	f.postpone(name)
 }
 
-// postpone makes an upstream due an interval from now.
+// postpone makes an upstream due an interval from now, and a little more by chance, so that
+// most of the time one replica has published before the others try.
 func (f *fold) postpone(name string) {
 	if u, ok := f.upstreams[name]; ok {
-		u.due = f.mono() + f.interval
+		u.due = f.mono() + f.interval + rand.N(f.interval/8)
 	}
 }
 

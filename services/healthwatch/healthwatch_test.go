@@ -363,8 +363,8 @@ func TestMalformed(t *testing.T) {
 	configure(t, b, 1, "u")
 	w := watch(t, b, "u")
 	r := start(t, b, "a")
-	requests(t, b, "u", 30, 900*time.Millisecond, 200)
-	bustest.Await(t, "fall", func() bool { return w.last().Multiplier == bucket.FloorMultiplier })
+	requests(t, b, "u", 30, 400*time.Millisecond, 200) // neither slow nor fast: M stays at 1
+	bustest.Await(t, "first ticks", func() bool { return w.last().Samples == 30 })
 	for _, data := range []string{"", "garbage", `{"type":"aegis.response.v9"}`} {
 		publish(t, b, events.SubjectResponse("boot"), []byte(data))
 	}
@@ -374,8 +374,8 @@ func TestMalformed(t *testing.T) {
 	publish(t, b, events.SubjectHealth("u"), []byte("garbage"))
 	bustest.Await(t, "the fifth", func() bool { return r.metric(t, "malformed_total") >= 5 })
 	bustest.Await(t, "a tick after it", func() bool { return w.last().Tick > before.Tick })
-	if m := w.last().Multiplier; m != bucket.FloorMultiplier {
-		t.Errorf("M is %d after a tick that can't be read, want the floor still", m)
+	if m := w.last().Multiplier; m != bucket.One {
+		t.Errorf("M is %d after a tick that can't be read, want 1 still", m)
 	}
 	w.check(t, 0)
 }

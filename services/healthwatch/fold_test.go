@@ -1,0 +1,102 @@
+package healthwatch
+
+import (
+	"testing"
+	"time"
+
+	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/policy"
+)
+
+// newTestFold is a fold of one upstream on a clock that the test moves.
+func newTestFold() (f *fold, clock *time.Duration) {
+	clock = new(time.Duration)
+	f = newFold("a", time.Second, func() time.Duration { return *clock })
+	f.configure(map[string]policy.UpstreamRules{"u": {Health: policy.HealthRules{
+		SlowP95: 800_000, FastP95: 300_000, ErrorRate: 150_000, ClearRate: 50_000, Floor: 200_000, Decrease: 500_000, Increase: 50_000,
+		MinSamples: 10, Window: 30, MaxAge: 60_000_000}}})
+	return f, clock
+}
+
+// dueNow is the step that is due, if one is.
+func dueNow(t *testing.T, f *fold) (intent, bool) {
+	t.Helper()
+	steps, _ := f.due()
+	if len(steps) == 0 {
+		return intent{}, false
+	}
+	return steps[0], true
+}
+
+func TestFoldStepsAnIntervalAfterTheLastTick(t *testing.T) {
+	t.Parallel()
+	f, clock := newTestFold()
+	if _, ok := dueNow(t, f); ok {
+		t.Fatal("a step before an interval has passed")
+	}
+	*clock = 2 * time.Second
+	next, ok := dueNow(t, f)
+	if !ok || next.after != 0 || next.health.Tick != 1 || next.health.Multiplier != bucket.One {
+		t.Fatalf("first step: %+v, %v", next, ok)
+	}
+	if _, ok := dueNow(t, f); ok {
+		t.Fatal("the same step twice")
+	}
+	// Another replica was first, and an interval counts from when that was seen.
+	*clock = 3 * time.Second
+	f.see("u", tick{7, events.Health{Upstream: "u", Tick: 9, Multiplier: 400_000}})
+	f.conclude("u", 0, tick{6, events.Health{Upstream: "u", Tick: 8, Multiplier: 900_000}}) // known to be outdated
+	*clock = 3*time.Second + 999*time.Millisecond
+	if _, ok := dueNow(t, f); ok {
+		t.Fatal("a step within an interval of another's")
+	}
+	*clock = 5 * time.Second
+	next, ok = dueNow(t, f)
+	if !ok || next.after != 7 || next.health.Tick != 10 || next.health.Multiplier != 450_000 {
+		t.Fatalf("step after another's: %+v, %v", next, ok)
+	}
+}
+
+// The number of ticks never falls, though a stream that was made anew begins with low ones.
+func TestFoldNumberNeverFalls(t *testing.T) {
+	t.Parallel()
+	f, clock := newTestFold()
+	f.see("u", tick{500, events.Health{Upstream: "u", Tick: 90, Multiplier: 400_000}})
+	f.reset()
+	f.see("u", tick{1, events.Health{Upstream: "u", Tick: 1, Multiplier: 600_000}})
+	*clock = 2 * time.Second
+	next, ok := dueNow(t, f)
+	if !ok || next.after != 1 || next.health.Tick != 91 || next.health.Multiplier != 650_000 {
+		t.Errorf("after a new stream: %+v, %v", next, ok)
+	}
+	// Nor does a message that can't be read change anything but the place.
+	f.see("u", tick{seq: 2})
+	*clock = 4 * time.Second
+	next, ok = dueNow(t, f)
+	if !ok || next.after != 2 || next.health.Tick != 91 || next.health.Multiplier != 650_000 {
+		t.Errorf("after an unreadable tick: %+v, %v", next, ok)
+	}
+}
+
+// Samples age by the clock of the log, not by this machine's.
+func TestFoldAgesByTheLog(t *testing.T) {
+	t.Parallel()
+	f, clock := newTestFold()
+	stored := time.UnixMicro(1_000_000_000_000_000) // years from this machine's time
+	f.observe(stored)
+	batch := events.ResponseBatch{Boot: "b", N: 1}
+	for range 10 {
+		batch.Events = append(batch.Events, events.Response{Upstream: "u", Time: stored.UnixMicro() + 3_600_000_000, // an hour ahead
+			Status: 200, Latency: 900_000, Outcome: events.OutcomeOK})
+	}
+	f.add(batch, stored)
+	*clock = 59 * time.Second
+	if next, ok := dueNow(t, f); !ok || next.health.Samples != 10 || next.health.Multiplier != bucket.One/2 {
+		t.Errorf("before they are old: %+v, %v", next, ok)
+	}
+	*clock = 61 * time.Second
+	if next, ok := dueNow(t, f); !ok || next.health.Samples != 0 {
+		t.Errorf("when they are: %+v, %v", next, ok)
+	}
+}
