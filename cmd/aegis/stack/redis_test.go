@@ -15,16 +15,37 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// startRedisProcessHere needs a redis-server; scripts/redis.sh installs one where it can.
-func startRedisProcessHere(t *testing.T) *redisServer {
+// TestRedisOfTheStack tests the Redis that a stack has on this machine: a process of its own
+// where redis-server is on PATH (scripts/redis.sh sees to that where it can), else the embedded one.
+func TestRedisOfTheStack(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		s := startRedisHere(t)
+		t.Cleanup(s.stop)
+		if !strings.Contains(s.about, "embedded") {
+			t.Errorf("it is %q", s.about)
+		}
+		set(t, s.addr)
+		return
+	}
+	for name, test := range map[string]func(*testing.T){
+		"stops with the stack":         redisProcessStops,
+		"death is noticed":             redisDeathIsNoticed,
+		"another on its port":          portTakenByAnotherRedis,
+		"its death ends the stack too": redisDeathEndsTheStack,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t)
+		})
+	}
+}
+
+func startRedisHere(t *testing.T) *redisServer {
 	t.Helper()
 	s, err := startRedis(t.Context(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
-	}
-	if !strings.Contains(s.about, "redis-server") || s.died == nil {
-		s.stop()
-		t.Fatal("this test needs redis-server on PATH; run scripts/redis.sh")
 	}
 	return s
 }
@@ -39,9 +60,8 @@ func pid(t *testing.T, s *redisServer) int {
 	return n
 }
 
-func TestRedisProcessStopsWithTheStack(t *testing.T) {
-	t.Parallel()
-	s := startRedisProcessHere(t)
+func redisProcessStops(t *testing.T) {
+	s := startRedisHere(t)
 	set(t, s.addr)
 	if host, _, _ := net.SplitHostPort(s.addr); host != "127.0.0.1" {
 		t.Errorf("it listens on %s, want loopback only", s.addr)
@@ -61,9 +81,8 @@ func TestRedisProcessStopsWithTheStack(t *testing.T) {
 	}
 }
 
-func TestRedisDeathIsNoticed(t *testing.T) {
-	t.Parallel()
-	s := startRedisProcessHere(t)
+func redisDeathIsNoticed(t *testing.T) {
+	s := startRedisHere(t)
 	t.Cleanup(s.stop)
 	if err := syscall.Kill(pid(t, s), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -78,15 +97,32 @@ func TestRedisDeathIsNoticed(t *testing.T) {
 	}
 }
 
-// TestPortTakenByAnotherRedis holds that a foreign server on the chosen port is never taken for ours.
-func TestPortTakenByAnotherRedis(t *testing.T) {
-	t.Parallel()
-	other := startRedisProcessHere(t)
+// portTakenByAnotherRedis holds that a foreign server on the chosen port is never taken for ours.
+func portTakenByAnotherRedis(t *testing.T) {
+	other := startRedisHere(t)
 	t.Cleanup(other.stop)
 	p := &process{exited: make(chan struct{}), died: make(chan error, 1)}
 	p.cmd = &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}} // anything but the other's
 	if _, err := p.awaitReady(t.Context(), other.addr); err == nil || !strings.Contains(err.Error(), errPortTaken.Error()) {
 		t.Errorf("awaitReady = %v, want %v", err, errPortTaken)
+	}
+}
+
+// redisDeathEndsTheStack holds that nobody is left serving from a Redis that is gone for good.
+func redisDeathEndsTheStack(t *testing.T) {
+	s, err := Start(t.Context(), testConfig(t, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.redis.kill()
+	select {
+	case <-s.Done():
+		if err := s.Wait(); err == nil || !strings.Contains(err.Error(), "redis-server") {
+			t.Errorf("ended with %v, want Redis named", err)
+		}
+	case <-time.After(60 * time.Second):
+		t.Error("the stack runs on")
+		s.Stop()
 	}
 }
 

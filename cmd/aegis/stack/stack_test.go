@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,6 +23,7 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/bucket"
 	"github.com/aegisrate/aegisrate/pkg/bucket/store"
 	"github.com/aegisrate/aegisrate/pkg/bucket/store/redisstore"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store/redistest"
 	"github.com/aegisrate/aegisrate/pkg/bus"
 	"github.com/aegisrate/aegisrate/pkg/bus/embedded"
 	"github.com/aegisrate/aegisrate/pkg/events"
@@ -260,13 +260,12 @@ func clientFrom(source string) *http.Client {
 // then compares what was asked for with what the event log and Redis hold.
 func TestStopSettlesEverything(t *testing.T) {
 	t.Parallel()
-	redis := startRedisProcessHere(t) // one that outlives the stack, to look into
-	t.Cleanup(redis.stop)
+	redis := privateRedis(t) // one that outlives the stack, to look into
 	const capacity = 1_000_000
 	cfg := testConfig(t, func(p *policy.Policy) {
 		eachRoute(p, func(r *policy.Route) { r.Capacity, r.RefillRate = capacity, still })
 	})
-	cfg.Redis = redis.addr
+	cfg.Redis = redis.Addr
 	s := start(t, cfg)
 	edges := []*Node{s.Edges()[0], addEdge(t, s, "edge-2")}
 
@@ -323,21 +322,16 @@ func TestStopSettlesEverything(t *testing.T) {
 // themselves meanwhile must be in Redis when the stop is over, and not only in the log.
 func TestStopWaitsForTheSettler(t *testing.T) {
 	t.Parallel()
-	redis := startRedisProcessHere(t)
-	t.Cleanup(redis.stop)
+	redis := privateRedis(t)
 	const capacity = 1_000_000
 	cfg := testConfig(t, func(p *policy.Policy) {
 		eachRoute(p, func(r *policy.Route) { r.Capacity, r.RefillRate = capacity, still })
 	})
-	cfg.Redis = redis.addr
+	cfg.Redis = redis.Addr
 	s := start(t, cfg)
 	const path = "/api/cost?units=7"
 	get(t, s.Edges()[0], path, "demo-enterprise").check(t, http.StatusOK, nil)
-	n := pid(t, redis)
-	if err := syscall.Kill(n, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { syscall.Kill(n, syscall.SIGCONT) }) // in case the test ends early
+	redis.Stop(t)
 	degraded := func() bool {
 		a := get(t, s.Edges()[0], path, "demo-enterprise")
 		a.check(t, http.StatusOK, nil)
@@ -355,9 +349,7 @@ func TestStopWaitsForTheSettler(t *testing.T) {
 		t.Fatalf("stopped with unsettled events: %v", err)
 	case <-time.After(500 * time.Millisecond): // what a stop takes that waits for nobody
 	}
-	if err := syscall.Kill(n, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	redis.Cont(t)
 	if err := <-stopped; err != nil {
 		t.Errorf("not a clean stop: %v", err)
 	}
@@ -449,24 +441,8 @@ func TestOneStackADirectory(t *testing.T) {
 	}
 }
 
-// TestRedisDeathEndsTheStack holds that nobody is left serving from a Redis that is gone for good.
-func TestRedisDeathEndsTheStack(t *testing.T) {
-	t.Parallel()
-	s, err := Start(t.Context(), testConfig(t, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.redis.kill()
-	select {
-	case <-s.Done():
-		if err := s.Wait(); err == nil || !strings.Contains(err.Error(), "redis-server") {
-			t.Errorf("ended with %v, want Redis named", err)
-		}
-	case <-time.After(60 * time.Second):
-		t.Error("the stack runs on")
-		s.Stop()
-	}
-}
+// privateRedis is a server for one test, which may stall it: with arguments redistest never gives a shared one.
+func privateRedis(t *testing.T) *redistest.Server { return redistest.Start(t, "--appendonly", "no") }
 
 // testConfig is a stack on free ports in a directory of its own, on the sample policy as edited.
 func testConfig(t *testing.T, edit func(*policy.Policy)) Config {
