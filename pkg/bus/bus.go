@@ -205,22 +205,22 @@ func (b *Bus) Stats() Stats {
 }
 
 // Close sends what Send has taken, lets subscriptions finish what they hold
-// and disconnects, within five seconds. Stop publishers before closing.
+// and disconnects, within five seconds or little more. Stop publishers before closing.
 func (b *Bus) Close() {
 	b.closeOnce.Do(func() {
-		deadline := time.NewTimer(closeTimeout)
-		defer deadline.Stop()
+		bound, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
 		close(b.closing)
 		select {
 		case <-b.sent:
-		case <-deadline.C:
+		case <-bound.Done():
 		}
 		closed := make(chan struct{})
 		b.conn.SetClosedHandler(func(*nats.Conn) { close(closed) })
 		if err := b.conn.Drain(); err == nil {
 			select {
 			case <-closed:
-			case <-deadline.C:
+			case <-bound.Done():
 				b.log.Warn().Msg("closed before everything was flushed")
 			}
 		}
