@@ -183,8 +183,13 @@ func TestConfigStreamMadeAnew(t *testing.T) {
 	if _, err := b.Publish(t.Context(), events.SubjectConfigUpdates, stale); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, policyFor(t, url, 20)) // version 7; it comes after the stale one
-	r.awaitVersion(7)
+	publishDocument(t, b, json.RawMessage(`[]`)) // refused; when it is, the stale one has been read
+	bustest.Await(t, "refusal", func() bool { return r.metric("aegis_edge_policy_rejected_total") == 1 })
+	if d, _ := r.ready(); d.PolicyVersion != 5 {
+		t.Errorf("version %d after a stale one, want 5", d.PolicyVersion)
+	}
+	publish(t, b, policyFor(t, url, 20))
+	r.awaitVersion(8)
 
 	s.DeleteStream(t, events.StreamConfig)
 	if err := b.Provision(t.Context(), events.Streams()); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/aegisrate/aegisrate/pkg/bucket/store"
 	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
 // 413 comes before any charge where the length is declared, and in the middle where it is not.
@@ -70,33 +72,44 @@ func TestConnectIsRefusedAndOddMethodsPass(t *testing.T) {
 	}
 }
 
-// Each event of a stream is passed on when it comes, not when the buffer is full.
-func TestServerSentEventsAreFlushed(t *testing.T) {
+// What comes of an answer is passed on when it comes, not when a buffer is full.
+func TestAnswersAreFlushed(t *testing.T) {
 	t.Parallel()
-	next := make(chan struct{})
-	url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for i := range 3 {
-			fmt.Fprintf(w, "data: %d\n\n", i)
-			http.NewResponseController(w).Flush()
-			<-next
-		}
-	})
-	r := newRig(t, rigConfig{policy: policyFor(url)})
-	res, err := client.Do(r.request(http.MethodGet, "/api", nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	lines := bufio.NewScanner(res.Body)
-	for i := range 3 {
-		for lines.Scan() && lines.Text() != fmt.Sprint("data: ", i) {
-		}
-		r.noEvent()
-		next <- struct{}{}
-	}
-	if e := r.event(); e.Outcome != events.OutcomeOK || e.Duration < e.Latency {
-		t.Errorf("event %+v", e)
+	for name, header := range map[string]http.Header{
+		"server-sent events": {"Content-Type": {"text/event-stream"}},
+		"a declared length":  {"Content-Type": {"application/octet-stream"}, "Content-Length": {"27"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			next := make(chan struct{})
+			url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {
+				maps.Copy(w.Header(), header)
+				for i := range 3 {
+					fmt.Fprintf(w, "data: %d\n\n", i)
+					http.NewResponseController(w).Flush()
+					<-next
+				}
+			})
+			r := newRig(t, rigConfig{policy: policyFor(url)})
+			res, err := client.Do(r.request(http.MethodGet, "/api", nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer res.Body.Close()
+			for i := range 3 {
+				got := make([]byte, 9)
+				if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != fmt.Sprintf("data: %d\n\n", i) {
+					t.Fatalf("%q, %v", got, err)
+				}
+				if i < 2 {
+					r.noEvent()
+				}
+				next <- struct{}{}
+			}
+			if e := r.event(); e.Outcome != events.OutcomeOK || e.Duration < e.Latency {
+				t.Errorf("event %+v", e)
+			}
+		})
 	}
 }
 
@@ -110,13 +123,15 @@ func TestBothWaysAtOnce(t *testing.T) {
 		rc.Flush()
 		for b := make([]byte, 1); ; {
 			if _, err := io.ReadFull(r.Body, b); err != nil {
+				time.Sleep(400 * time.Millisecond) // longer than the timeout for a head, which came
+				io.WriteString(w, "!")
 				return
 			}
 			w.Write(bytes.ToUpper(b))
 			rc.Flush()
 		}
 	})
-	r := newRig(t, rigConfig{policy: policyFor(url, "max_body_bytes: 10")})
+	r := newRig(t, rigConfig{policy: strings.Replace(policyFor(url, "max_body_bytes: 10"), "timeout_seconds: 5", "timeout_seconds: 0.3", 1)})
 	body, up := io.Pipe()
 	res, err := client.Do(r.request(http.MethodPost, "/api", body))
 	if err != nil {
@@ -131,6 +146,9 @@ func TestBothWaysAtOnce(t *testing.T) {
 		}
 	}
 	up.Close()
+	if rest, err := io.ReadAll(res.Body); err != nil || string(rest) != "!" {
+		t.Errorf("%q, %v", rest, err)
+	}
 	if e := r.event(); e.Outcome != events.OutcomeOK {
 		t.Errorf("event %+v", e)
 	}
@@ -182,6 +200,7 @@ func TestWebSocket(t *testing.T) {
 func TestCloseEndsUpgradedConnections(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigConfig{policy: policyFor(upstream(t, echoUpgrade), "capacity: 5", "refill_rate: 1")})
+	r.engine.Sink = lateSink{r}
 	conn := r.upgrade()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -200,6 +219,14 @@ func TestCloseEndsUpgradedConnections(t *testing.T) {
 	if _, err := conn.Read(make([]byte, 1)); err == nil {
 		t.Error("the connection lives on")
 	}
+}
+
+// lateSink takes its time, so that who does not wait for it is caught.
+type lateSink struct{ *rig }
+
+func (s lateSink) Add(rec admission.Record) bool {
+	time.Sleep(50 * time.Millisecond)
+	return s.rig.Add(rec)
 }
 
 // A client that leaves cancels the upstream's work, and is reported once.
@@ -367,6 +394,9 @@ func TestUpstreamResetsMidBody(t *testing.T) {
 		t.Errorf("event %+v", e)
 	}
 	r.noEvent()
+	if strings.Contains(r.log.String(), "panicked") {
+		t.Errorf("an upstream's reset was logged as the edge's panic: %s", r.log)
+	}
 }
 
 // The upstream's time stands still while the client is what is waited for, and does not run after the head.
@@ -382,8 +412,8 @@ func TestSlowClientIsNoSlowUpstream(t *testing.T) {
 	r := newRig(t, rigConfig{policy: strings.Replace(policyFor(url), "timeout_seconds: 5", "timeout_seconds: 0.2", 1)})
 	body, up := io.Pipe()
 	go func() {
-		for range 3 {
-			time.Sleep(150 * time.Millisecond)
+		for range 2 {
+			time.Sleep(300 * time.Millisecond)
 			io.WriteString(up, "x")
 		}
 		up.Close()
