@@ -35,7 +35,7 @@ func outcome(t *testing.T, end <-chan error) error {
 	select {
 	case err := <-end:
 		return err
-	case <-time.After(15 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("Follow did not return")
 		return nil
 	}

@@ -166,17 +166,17 @@ func (s *Server) DeleteStream(t testing.TB, name string) {
 	}
 }
 
-// Await waits until the condition holds, ten seconds at most.
+// Await waits until the condition holds, thirty seconds at most.
 func Await(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for !condition() {
 		select {
 		case <-ctx.Done():
-			t.Fatalf("%s: did not happen within ten seconds", what)
+			t.Fatalf("%s: did not happen within thirty seconds", what)
 		case <-tick.C:
 		}
 	}
