@@ -32,7 +32,7 @@ func TestAddressesThroughTheFront(t *testing.T) {
 			fmt.Fprintf(&list, " --header '%s'", h)
 		}
 		out, err := box.Sh(t.Context(), fmt.Sprintf(
-			`for i in $(seq %d); do wget -S -q -O /dev/null%s http://front:8080/api/fast 2>&1 | grep -o 'HTTP/1.1 [0-9]*' | cut -d ' ' -f 2; done`,
+			`for i in $(seq %d); do wget -S -q -O /dev/null%s http://front:8080/api/fast 2>&1 | sed -n 's|^ *HTTP/1.1 \([0-9]*\).*|\1|p'; done`,
 			n, strings.ReplaceAll(list.String(), "$i", "'$i'")))
 		if err != nil {
 			t.Fatal(err)

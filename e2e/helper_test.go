@@ -260,19 +260,36 @@ func obeys(version uint64) func(context.Context, stack.Container) error {
 	}
 }
 
-// metric reads a metric of an edge; several labels are parts of the line's beginning. A metric
-// that has not been counted yet is 0.
-func metric(ctx context.Context, edge stack.Container, series string) (float64, error) {
+// metric reads a metric of an edge, summed over the series that have all those labels
+// (written name="value"). What has not been counted yet is 0.
+func metric(ctx context.Context, edge stack.Container, name string, labels ...string) (sum float64, err error) {
 	a := send(ctx, http.MethodGet, at(edge, stack.EdgeAdminPort, "/metrics"), "")
 	if a.err != nil {
 		return 0, a.err
 	}
+lines:
 	for line := range strings.Lines(a.body) {
-		if value, ok := strings.CutPrefix(strings.TrimSpace(line), series+" "); ok {
-			return strconv.ParseFloat(value, 64)
+		series, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
+		if !strings.HasPrefix(series, name+"{") {
+			continue
 		}
+		for _, label := range labels {
+			if !strings.Contains(series, label) {
+				continue lines
+			}
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", line, err)
+		}
+		sum += n
 	}
-	return 0, nil
+	return sum, nil
+}
+
+// served is how many requests to a route an edge has let pass.
+func served(ctx context.Context, edge stack.Container, route string) (float64, error) {
+	return metric(ctx, edge, "aegis_edge_requests_total", `route="`+route+`"`, `tier="green"`)
 }
 
 // tokens reads the balance of a client on a route from Redis, as it was stored last.

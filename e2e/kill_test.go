@@ -122,12 +122,12 @@ func TestKilledServicesReturn(t *testing.T) {
 			down := time.Since(epoch)
 			t.Logf("returned, healthy, after %v", down-killed)
 			if c.service == "edge" {
-				before, err := metric(t.Context(), returned, `aegis_edge_requests_total{route="fast",tier="green"}`)
+				before, err := served(t.Context(), returned, "fast")
 				if err != nil {
 					t.Fatal(err)
 				}
 				everyEdge(t, []stack.Container{returned}, 10*time.Second, "gets traffic again", func(ctx context.Context, edge stack.Container) error {
-					now, err := metric(ctx, edge, `aegis_edge_requests_total{route="fast",tier="green"}`)
+					now, err := served(ctx, edge, "fast")
 					if err == nil && now <= before {
 						err = errors.New("no request came")
 					}

@@ -27,15 +27,15 @@ func TestScalingLosesNothing(t *testing.T) {
 		list := service(t, "edge", n)
 		before := map[string]float64{}
 		for _, edge := range list {
-			served, err := metric(t.Context(), edge, `aegis_edge_requests_total{route="fast",tier="green"}`)
+			n, err := served(t.Context(), edge, "fast")
 			if err != nil {
 				t.Fatal(err)
 			}
-			before[edge.ID] = served
+			before[edge.ID] = n
 		}
 		everyEdge(t, list, 15*time.Second, "take part", func(ctx context.Context, edge stack.Container) error {
-			served, err := metric(ctx, edge, `aegis_edge_requests_total{route="fast",tier="green"}`)
-			if err == nil && served <= before[edge.ID] {
+			n, err := served(ctx, edge, "fast")
+			if err == nil && n <= before[edge.ID] {
 				err = errors.New("no request came")
 			}
 			return err

@@ -68,6 +68,8 @@ func Start(ctx context.Context, edges int) (*Stack, error) {
 		"COMPOSE_PROJECT_NAME="+s.Project,
 		"AEGIS_TAG=e2e",
 		"AEGIS_HTTP_PORT="+ports[0], "AEGIS_CONTROL_PORT="+ports[1], "AEGIS_NATS_PORT="+ports[2],
+		// These tests are about Redis that answers or is gone, not about a machine that runs them slowly.
+		"AEGIS_REDIS_TIMEOUT=250ms", "AEGIS_REDIS_POOL_TIMEOUT=250ms",
 	)
 	// Docker knows best which networks are taken: ask for one until it agrees.
 	for try := 0; ; try++ {
@@ -199,20 +201,24 @@ func (s *Stack) Kill(ctx context.Context, c Container) error {
 	return s.hostSh(ctx, "kill -9 "+strconv.Itoa(c.PID))
 }
 
-// Await polls until the condition holds. Its last error is the answer when time runs out.
+// Await polls until the condition holds. When time runs out, the last thing that was wrong is the answer.
 func Await(ctx context.Context, limit time.Duration, condition func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
+	var wrong error
 	for {
 		err := condition(ctx)
 		if err == nil {
 			return nil
 		}
+		if wrong == nil || ctx.Err() == nil {
+			wrong = err
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("not within %v: %w", limit, err)
+			return fmt.Errorf("not within %v: %w", limit, wrong)
 		case <-tick.C:
 		}
 	}
