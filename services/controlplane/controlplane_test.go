@@ -322,7 +322,7 @@ func TestTokenlessService(t *testing.T) {
 	}
 
 	open := bustest.Start(t)
-	p = startPlane(t, open, func(c *Config) { c.AdminToken, c.AllowTokenlessNATS = "", true })
+	startPlane(t, open, func(c *Config) { c.AdminToken, c.AllowTokenlessNATS = "", true })
 	reply, header = open.Client(t).Request(t, events.SubjectConfigCommand, []byte(`{"shadow_mode": true}`), nil)
 	if string(reply) != `{"version":2,"changed":["shadow_mode"]}` {
 		t.Errorf("over NATS where it is allowed: %s %v", reply, header)
