@@ -42,7 +42,7 @@ images: ## Make the container images; base images that can't be pulled are made 
 
 up: ## Start the stack in containers (docker compose)
 	@scripts/images.sh
-	@scripts/compose.sh -f deploy/compose.yaml up -d --wait
+	@scripts/compose.sh -f deploy/compose.yaml up -d --build --wait
 
 down: ## Stop it and delete its volumes
 	@scripts/compose.sh -f deploy/compose.yaml down -v
