@@ -45,13 +45,13 @@ func BenchmarkProxy(b *testing.B) {
 type pool struct{ sync.Pool }
 
 func (p *pool) Get() []byte {
-	if buf, ok := p.Pool.Get().([]byte); ok {
-		return buf
+	if buf, ok := p.Pool.Get().(*[]byte); ok {
+		return *buf
 	}
 	return make([]byte, 32<<10)
 }
 
-func (p *pool) Put(buf []byte) { p.Pool.Put(buf) }
+func (p *pool) Put(buf []byte) { p.Pool.Put(&buf) }
 
 type nowhere struct{}
 
