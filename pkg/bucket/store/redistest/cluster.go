@@ -83,12 +83,15 @@ func (c *Cluster) Owner(t testing.TB, key string) (node int, slot int64) {
 	t.Helper()
 	slot, err := c.Nodes[0].Client.ClusterKeySlot(t.Context(), key).Result()
 	must(t, "slot", err)
-	ranges, err := c.Nodes[0].Client.ClusterSlots(t.Context()).Result()
-	must(t, "slots", err)
-	for _, r := range ranges {
-		if int64(r.Start) <= slot && slot <= int64(r.End) {
-			for i, n := range c.Nodes {
-				if n.Addr == r.Nodes[0].Addr {
+	shards, err := c.Nodes[0].Client.ClusterShards(t.Context()).Result()
+	must(t, "shards", err)
+	for _, shard := range shards {
+		for _, r := range shard.Slots {
+			if slot < r.Start || slot > r.End {
+				continue
+			}
+			for i, id := range c.ids {
+				if id == shard.Nodes[0].ID { // there are no replicas
 					return i, slot
 				}
 			}

@@ -308,7 +308,9 @@ func (m *model) settleWindow(k modelKey, it store.Item, got store.ItemState, now
 		return fmt.Errorf("%s: forgave %d, want %d", it.Scope, got.Forgiven, forgiven)
 	}
 	used, _, newest := b.used(it.Spec, now)
-	b.counts[newest] = b.counts[newest] // the store has seen this window, and will not go back behind it
+	if _, seen := b.counts[newest]; !seen {
+		b.counts[newest] = bucket.Count{} // the store has seen this window now, and will not go back behind it
+	}
 	if want := it.Spec.Capacity - used; got.Remaining != want {
 		return fmt.Errorf("%s: remaining %d, want %d", it.Scope, got.Remaining, want)
 	}

@@ -60,7 +60,6 @@ type sequence struct {
 	shard   int
 	clients []string
 	limits  []store.Limit
-	grace   bool
 	cursor  uint64
 	charged []store.Item // recent charges, to settle
 	wait    int64        // of a limit that refused last
