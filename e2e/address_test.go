@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -59,5 +60,22 @@ func TestAddressesThroughTheFront(t *testing.T) {
 	}
 	if got := statuses(boxes[1], 5); count(got, "200") != 5 {
 		t.Errorf("the second client pays for the first: %v", got)
+	}
+}
+
+// The front lets through what an edge has to judge.
+func TestOversizedHeadersAreTheEdgesToRefuse(t *testing.T) {
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, running.Front+"/api/fast", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Large", strings.Repeat("x", 40<<10))
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("got %s, want 431", resp.Status)
 	}
 }

@@ -72,6 +72,6 @@ func TestConfigOutlivesControlplaneAndNATS(t *testing.T) {
 		}
 		everyEdge(t, service(t, "edge", edges), 20*time.Second, "back", obeys(1))
 	}()
-	returned := killAndAwait(t, list[0])
-	everyEdge(t, append(list[1:], returned), 10*time.Second, "alone", shows(path, key, headerLimit, "13"))
+	kill(t, list[0])
+	everyEdge(t, append(list[1:], awaitReturn(t, list[0])), 10*time.Second, "alone", shows(path, key, headerLimit, "13"))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -15,12 +16,17 @@ import (
 // plenty is a quota that no test reaches, so that every refusal is a failure.
 var plenty = quota{Capacity: 100_000, RefillRate: 10_000}
 
-// killAndAwait ends a container's process with SIGKILL and waits until its restart policy has brought it back.
-func killAndAwait(t *testing.T, c stack.Container) (returned stack.Container) {
+// kill ends a container's process with SIGKILL.
+func kill(t *testing.T, c stack.Container) {
 	t.Helper()
 	if err := running.Kill(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// awaitReturn waits until its restart policy has brought a killed container back.
+func awaitReturn(t *testing.T, c stack.Container) (returned stack.Container) {
+	t.Helper()
 	err := stack.Await(t.Context(), 60*time.Second, func(ctx context.Context) (err error) {
 		returned, err = running.Look(ctx, c.ID)
 		switch {
@@ -96,6 +102,22 @@ func TestKilledServicesReturn(t *testing.T) {
 		everyEdge(t, service(t, "edge", edges), 10*time.Second, "decide with Redis again", shows("/api/fast", "demo-enterprise", headerDegraded, ""))
 	}
 
+	// A client in debt, who must still be in debt when Redis has been killed and is back.
+	const debtor = "demo-starter"
+	if a := get(t, running.Front+"/api/cost?units=1500", debtor); a.status != http.StatusOK {
+		t.Fatal(a)
+	}
+	awaitTokens(t, "cost", debtor, -500, -499)
+	remembers := func(t *testing.T) {
+		t.Helper()
+		awaitTokens(t, "cost", debtor, -500, -499)
+		for _, edge := range service(t, "edge", edges) {
+			if a := get(t, at(edge, stack.EdgePort, "/api/cost?units=1"), debtor); a.status != http.StatusTooManyRequests {
+				t.Errorf("a restart of Redis freed a debtor: %v", a)
+			}
+		}
+	}
+
 	for _, c := range []struct {
 		service string
 		works   []func(*testing.T)
@@ -104,7 +126,7 @@ func TestKilledServicesReturn(t *testing.T) {
 		{"settler", []func(*testing.T){settles}},
 		{"healthwatch", []func(*testing.T){ticks}},
 		{"controlplane", []func(*testing.T){configures}},
-		{"redis", []func(*testing.T){shares, settles}},
+		{"redis", []func(*testing.T){shares, remembers, settles}},
 		{"nats", []func(*testing.T){configures, settles, ticks}},
 	} {
 		t.Run(c.service, func(t *testing.T) {
@@ -117,10 +139,10 @@ func TestKilledServicesReturn(t *testing.T) {
 			stop := background(t, 10*time.Millisecond, workers, mixed)
 			defer stop()
 
+			kill(t, victim)
 			killed := time.Since(epoch)
-			returned := killAndAwait(t, victim)
-			down := time.Since(epoch)
-			t.Logf("returned, healthy, after %v", down-killed)
+			returned := awaitReturn(t, victim)
+			t.Logf("healthy again after %v", time.Since(epoch)-killed)
 			if c.service == "edge" {
 				before, err := served(t.Context(), returned, "fast")
 				if err != nil {
@@ -140,12 +162,16 @@ func TestKilledServicesReturn(t *testing.T) {
 
 			answers := stop()
 			var failed []string
+			inFlight := 0
 			for _, a := range answers {
 				if a.err == nil && a.status == http.StatusOK {
 					continue
 				}
-				// What the killed edge had in hand is lost where trying again could do it twice.
-				if c.service == "edge" && a.method == http.MethodPost && a.start < down && a.status == http.StatusBadGateway && len(failed) < workers {
+				// What the killed edge had in hand is lost where trying again could do it twice: the
+				// front answers 502, or closes the connection as the edge did.
+				lost := a.status == http.StatusBadGateway || errors.Is(a.err, io.EOF)
+				if c.service == "edge" && a.method == http.MethodPost && a.start < killed && lost && inFlight < workers {
+					inFlight++
 					t.Logf("in flight: %v", a)
 					continue
 				}
@@ -160,7 +186,9 @@ func TestKilledServicesReturn(t *testing.T) {
 		})
 	}
 	t.Run("front", func(t *testing.T) {
-		killAndAwait(t, service(t, "front", 1)[0])
+		victim := service(t, "front", 1)[0]
+		kill(t, victim)
+		awaitReturn(t, victim)
 		if err := stack.Await(t.Context(), 10*time.Second, func(ctx context.Context) error {
 			a := mixed(ctx, 0)
 			if a.err == nil && a.status != http.StatusOK {

@@ -48,7 +48,9 @@ func (b *Box) Sh(ctx context.Context, command string) (string, error) {
 }
 
 // Close removes the box.
-func (b *Box) Close() error { return testcontainers.TerminateContainer(b.c, testcontainers.StopTimeout(0)) }
+func (b *Box) Close() error {
+	return testcontainers.TerminateContainer(b.c, testcontainers.StopTimeout(0))
+}
 
 // label marks what belongs to the stack without being a part of it; scripts/e2e.sh sweeps by it.
 func (s *Stack) label() testcontainers.CustomizeRequestOption {
