@@ -24,6 +24,9 @@ var (
 // statusClientGone is what the log and the metrics say of a request whose client left before an answer.
 const statusClientGone = 499
 
+// smallFlush is how long a small answer of a declared length may wait for its rest.
+const smallFlush = 10 * time.Millisecond
+
 // exchange is one request on its way through an upstream.
 type exchange struct {
 	h      *Handler
@@ -34,6 +37,7 @@ type exchange struct {
 	ctx    context.Context // ends too when the upstream is late, or the edge drains
 	start  time.Time
 	wait   *patience
+	proxy  httputil.ReverseProxy
 
 	reached atomic.Bool // a connection to the upstream was had
 	body    *requestBody
@@ -69,7 +73,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait}
 		r.Body = x.body
 	}
-	proxy := httputil.ReverseProxy{
+	x.proxy = httputil.ReverseProxy{
 		Rewrite:        x.rewrite,
 		ModifyResponse: x.take,
 		ErrorHandler:   x.fail,
@@ -78,7 +82,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		BufferPool:     &h.buffers,
 		ErrorLog:       h.errorLog,
 	}
-	proxy.ServeHTTP(w, r)
+	x.proxy.ServeHTTP(w, r)
 }
 
 // rewrite makes the upstream's request. Hop-by-hop and forwarding headers are gone from it already.
@@ -131,6 +135,10 @@ func (x *exchange) take(res *http.Response) error {
 		x.upgraded = true
 		x.w.status = res.StatusCode // the answer bypasses the recorder
 		return nil
+	}
+	if n := res.ContentLength; n >= 0 && n <= bufferSize {
+		// It most likely comes at once: head and body then leave in one write.
+		x.proxy.FlushInterval = smallFlush
 	}
 	x.answer = &responseBody{ReadCloser: res.Body, res: res}
 	res.Body = x.answer
