@@ -44,6 +44,29 @@ func stripOurs(h http.Header) {
 	}
 }
 
+// spelled is how the documentation spells our names where net/http's canonical form differs.
+// Readers must not care, but people and their scripts do.
+var spelled = func() map[string]string {
+	names := map[string]string{}
+	for _, name := range []string{
+		"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Tier", "X-RateLimit-Algorithm",
+		"X-RateLimit-Adaptive-Multiplier", "X-RateLimit-Shadow-Exceeded", "X-RateLimit-Exempt", "X-RateLimit-Degraded",
+	} {
+		names[http.CanonicalHeaderKey(name)] = name
+	}
+	return names
+}()
+
+// spell gives our names the documented spelling; HTTP/1.1 sends them so.
+func spell(h http.Header) {
+	for canonical, name := range spelled {
+		if v, ok := h[canonical]; ok {
+			delete(h, canonical)
+			h[name] = v
+		}
+	}
+}
+
 // setDecision tells the client how it was decided.
 func setDecision(h http.Header, d *admission.Decision) {
 	if d.Route == nil || d.Upstream.URL == nil {

@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptrace"
 	"net/netip"
@@ -71,6 +72,25 @@ func TestHeadersExact(t *testing.T) {
 		}
 	}
 	r.noEvent() // refusals are no events
+}
+
+// Names come spelled as documented, whether the upstream answers or the edge refuses.
+func TestSpelling(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {})
+	r := newRig(t, rigConfig{policy: policyFor(url, "capacity: 1", "refill_rate: 1")})
+	for _, status := range []string{"200 OK", "429 Too Many Requests"} {
+		c := r.raw("GET /api HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+		answer, err := io.ReadAll(c)
+		if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 "+status) {
+			t.Fatalf("want %s, got %v\n%s", status, err, answer)
+		}
+		for _, name := range []string{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Tier", "X-RateLimit-Algorithm", "X-RateLimit-Adaptive-Multiplier"} {
+			if !strings.Contains(string(answer), "\r\n"+name+": ") {
+				t.Errorf("%s: no header spelled %s:\n%s", status, name, answer)
+			}
+		}
+	}
 }
 
 func TestHeadersOfOtherDecisions(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
-// recorder is the ResponseWriter of a request. It remembers the status, and keeps the
-// edge's header names out of the upstream's informational answers.
+// recorder is the ResponseWriter of a request. It remembers the status, spells the edge's header
+// names as documented, and keeps them out of the upstream's informational answers.
 type recorder struct {
 	http.ResponseWriter
 	id       string
@@ -26,6 +26,7 @@ func (w *recorder) WriteHeader(status int) {
 		stripOurs(w.Header())
 	} else if w.status == 0 {
 		w.status = status
+		spell(w.Header())
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
