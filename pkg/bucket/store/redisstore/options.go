@@ -106,7 +106,7 @@ func (o Options) dial(poolSize int) redis.UniversalClient {
 		// A refusal by MOVED or ASK came before anything ran. While slots move one call may meet
 		// several, since nodes learn of a move one after the other: the default of 3 lost decisions.
 		c.MaxRedirects = 8
-		c.MinRetryBackoff = -1          // a redirection is followed at once
+		c.MinRetryBackoff = -1 // a redirection is followed at once
 		return redis.NewClusterClient(c)
 	case o.Master != "":
 		return redis.NewFailoverClient(u.Failover())
