@@ -111,18 +111,26 @@ local function load_bucket(keys, spec, now)
 end
 
 -- save_bucket(b, key, spec, now): stores b.state as the bucket's next change, under key and spec,
--- and its time to live. What was kept otherwise is gone with it.
+-- and its time to live. What was kept otherwise is gone with it. A full Redis refuses only what a script
+-- enlarges before it has changed anything: so a bucket that is there goes on, as its time to live is set first.
 local function save_bucket(b, key, spec, now)
+  local new = b.absent
   if not same(b.spec, spec) then
     redis.call('DEL', b.key)
-    b.hash = {}
+    b.hash, new = {}, true
   end
   if b.gen == 0 then
     b.gen = now
   end
   b.absent, b.key, b.spec, b.seq = false, key, spec, b.seq + 1
+  local expires = ceil((now + spec.algorithm.lifetime(b.state, spec, now)) / 1000)
+  if not new then
+    redis.call('PEXPIREAT', key, expires)
+  end
   spec.algorithm.save(b, key, spec)
-  redis.call('PEXPIREAT', key, ceil((now + spec.algorithm.lifetime(b.state, spec, now)) / 1000))
+  if new then
+    redis.call('PEXPIREAT', key, expires)
+  end
 end
 
 -- share(used, spec, capacity): used, of capacity, in terms of spec: at most its capacity and debt.

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket"
 )
@@ -10,6 +11,8 @@ import (
 var (
 	// ErrUnavailable: the call did not run; nothing was changed.
 	ErrUnavailable = errors.New("store: unavailable, the call did not run")
+	// ErrFull is an ErrUnavailable of a store that is well but has no room for a new bucket.
+	ErrFull = fmt.Errorf("%w: no room", ErrUnavailable)
 	// ErrUnknown: the call may or may not have run (it timed out, or the connection broke after
 	// it was sent). A Check counts as charged then; a Settle may be repeated.
 	ErrUnknown = errors.New("store: no answer, the call may or may not have run")

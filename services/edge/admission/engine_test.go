@@ -325,6 +325,22 @@ func TestOpenBreakerSparesTheStore(t *testing.T) {
 	}
 }
 
+// A full store still decides the clients it knows, so new ones it has no room for don't close it to all.
+func TestFullStoreIsAsked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, doc(`  r: {path: /r, upstream: up, capacity: 100, refill_rate: 1}`))
+	r.store.fail = store.ErrFull
+	for range 10 {
+		if d := r.ask("/r", "bob"); d.Action != admission.Forward || !d.Degraded {
+			t.Fatalf("refused for the store's trouble: %+v", viewOf(d))
+		}
+	}
+	r.store.fail = nil
+	if d := r.ask("/r", "alice"); d.Degraded {
+		t.Error("a client that the store knows was decided without it")
+	}
+}
+
 // Clients that leave can't make the store look dead, nor stop a debit half-way.
 func TestCancelledClientIsNoStoreFailure(t *testing.T) {
 	t.Parallel()

@@ -242,16 +242,43 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// A full Redis refuses the first write of a script, so nothing was changed.
+// A full Redis refuses a new bucket, and nothing was changed; those that are there go on, by every algorithm.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
-	r := redistest.Start(t, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
+	r := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	s := open(t, Options{Addrs: []string{r.Addr}})
-	if _, err := s.Check(t.Context(), one("c", still(5))); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("check: %v", err)
-	}
-	if n := r.Client.Exists(t.Context(), bucketKey(bucket.TokenBucket, "r", "c")).Val(); n != 0 {
-		t.Error("the bucket was written")
+	window := bucket.Spec{Kind: bucket.SlidingWindow, Capacity: 5 * bucket.One, Window: 3600}
+	day := bucket.Spec{Kind: bucket.DailyQuota, Capacity: 5 * bucket.One}
+	for i, spec := range []bucket.Spec{still(5), window, day} {
+		check := func(client string) store.Check {
+			c := one(client, spec)
+			if spec.Kind == bucket.DailyQuota {
+				c.Limits[0].Scope = bucket.ScopeDay
+			}
+			return c
+		}
+		if _, err := s.Check(t.Context(), check("known")); err != nil {
+			t.Fatal(err)
+		}
+		r.Client.ConfigSet(t.Context(), "maxmemory", "1")
+		d, err := s.Check(t.Context(), check("known"))
+		if err != nil || d.Limits[0].Seq != 2 || d.Limits[0].Remaining/bucket.One != 3 {
+			t.Errorf("%s that is there: %+v, %v", spec.Kind, d, err)
+		}
+		if _, err := s.Check(t.Context(), check("new")); !errors.Is(err, store.ErrFull) {
+			t.Errorf("new %s: %v", spec.Kind, err)
+		}
+		if n := r.Client.Exists(t.Context(), bucketKey(spec.Kind, check("").Limits[0].Scope, "new")).Val(); n != 0 {
+			t.Errorf("new %s was written", spec.Kind)
+		}
+		key := bucketKey(spec.Kind, check("").Limits[0].Scope, "known")
+		if ttl := r.Client.TTL(t.Context(), key).Val(); ttl < time.Minute {
+			t.Errorf("%s has a time to live of %s", spec.Kind, ttl)
+		}
+		r.Client.ConfigSet(t.Context(), "maxmemory", "0")
+		if i == 0 {
+			r.Client.Del(t.Context(), key) // the window would be switched to from it
+		}
 	}
 }
 

@@ -68,6 +68,7 @@ func TestStoreErrors(t *testing.T) {
 	dial := &net.OpError{Op: "dial", Err: errors.New("refused")}
 	read := &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
 	for _, tc := range []struct{ err, want error }{
+		{reply("OOM command not allowed"), store.ErrFull},
 		{reply("OOM command not allowed"), store.ErrUnavailable},
 		{reply("READONLY You can't write"), store.ErrUnavailable},
 		{reply("LOADING Redis is loading"), store.ErrUnavailable},

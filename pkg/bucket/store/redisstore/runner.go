@@ -100,7 +100,7 @@ func command(ctx context.Context, name, script string, keys []string, args []any
 
 // refusals are the replies by which a server says that it did not run the command.
 var refusals = []string{
-	"OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF",
+	"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF",
 	"BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "MOVED", "ASK", "ERR max number of clients",
 }
 
@@ -114,6 +114,9 @@ func storeError(err error) error {
 			index, reason, _ := strings.Cut(rest, " ")
 			i, _ := strconv.Atoi(index)
 			return &store.StateError{Index: i, Reason: reason}
+		}
+		if strings.HasPrefix(text, "OOM") {
+			return fmt.Errorf("%w: %w", store.ErrFull, err)
 		}
 		for _, prefix := range refusals {
 			if strings.HasPrefix(text, prefix) {
