@@ -185,7 +185,7 @@ func TestDeploySubscribe(t *testing.T) {
 		"settler":      {"_INBOX_settler.x"},
 		"healthwatch":  {"_INBOX_healthwatch.x"},
 		"controlplane": {"_INBOX_controlplane.x", "aegis.config.command", "aegis.edge.heartbeat.*", "$SRV.PING"},
-		"operator":     {"_INBOX.x", "aegis.config.command", "aegis.config.updates", "aegis.response.*", "aegis.health.*", "aegis.edge.heartbeat.*", "aegis.audit", "aegis.>"},
+		"operator":     {"_INBOX.x", "aegis.config.updates", "aegis.response.*", "aegis.health.*", "aegis.edge.heartbeat.*", "aegis.audit", "aegis.>"},
 	}
 	subjects := []string{
 		"_INBOX.x", "aegis.config.command", "aegis.config.updates", "aegis.response.*", "aegis.health.*",
@@ -210,6 +210,44 @@ func TestDeploySubscribe(t *testing.T) {
 				t.Errorf("%s, subscribe to %s: allowed %v, want %v", user, subject, got, may[subject])
 			}
 			_ = sub.Unsubscribe() // refused ones are gone already
+		}
+	}
+}
+
+// TestDeployAdminToken: who watches everything does not see the token of who commands.
+func TestDeployAdminToken(t *testing.T) {
+	t.Parallel()
+	s := deployServer(t)
+	watcher, commander := operatorConn(t, s), operatorConn(t, s)
+	sub, err := watcher.SubscribeSync("aegis.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := watcher.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	command := nats.NewMsg(events.SubjectConfigCommand)
+	command.Header.Set("X-Admin-Token", "secret")
+	if err := commander.PublishMsg(command); err != nil {
+		t.Fatal(err)
+	}
+	edge := as(t, s, "edge")
+	if err := edge.Send(events.SubjectHeartbeat("e1"), []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if err := commander.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := sub.NextMsg(10 * time.Second)
+		if err != nil {
+			t.Fatalf("the heartbeat after the command did not come: %v", err)
+		}
+		switch m.Subject {
+		case events.SubjectConfigCommand:
+			t.Fatalf("the operator sees commands of others: %v", m.Header)
+		case events.SubjectHeartbeat("e1"):
+			return
 		}
 	}
 }
