@@ -3,12 +3,13 @@ package events
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 )
 
 // ConfigVersion is one whole, validated version of the policy.
 type ConfigVersion struct {
-	// Version counts from 1; it is the message's sequence in AEGIS_CONFIG as long as that stream lives.
+	// Version counts from 1; it is the message's sequence in AEGIS_CONFIG.
 	Version uint64 `json:"version"`
 	// By says who made the change, Via how it came ("http", "nats", "file").
 	By   string    `json:"by"`
@@ -25,6 +26,16 @@ func (c ConfigVersion) valid() error {
 		return errors.New("version and document must be set")
 	}
 	return nil
+}
+
+// DecodeConfig reads the version that stands at seq in AEGIS_CONFIG. One that gives itself
+// another number is malformed: taken for the newest, it would outlive every true one after it.
+func DecodeConfig(data []byte, seq uint64) (ConfigVersion, error) {
+	v, err := Decode[ConfigVersion](data)
+	if err == nil && v.Version != seq {
+		err = fmt.Errorf("%w: it calls itself version %d but stands at sequence %d", ErrMalformed, v.Version, seq)
+	}
+	return v, err
 }
 
 // ConfigReply answers a change request, over NATS and HTTP alike.

@@ -78,7 +78,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
-	s.versions = &versions{bus: deps.Bus, log: deps.Log, metrics: s.metrics, initial: initial, missing: make(chan struct{}, 1)}
+	s.versions = &versions{bus: deps.Bus, log: deps.Log, metrics: s.metrics, initial: initial, amiss: make(chan struct{}, 1)}
 	return s, nil
 }
 

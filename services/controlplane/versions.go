@@ -3,7 +3,6 @@ package controlplane
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -42,7 +41,7 @@ type versions struct {
 	log     zerolog.Logger
 	metrics *metrics
 	initial *policy.Policy // to begin with; may be nil
-	missing chan struct{}  // holds a token when the stream was found missing
+	amiss   chan struct{}  // holds a token when the stream was found missing, or ending in no version
 
 	mu  sync.RWMutex
 	cur *version // the last good one; nil before the first
@@ -63,6 +62,7 @@ func (v *versions) saw(stream string, m bus.Message) {
 	if err != nil {
 		v.metrics.bad.Inc()
 		v.log.Error().Err(err).Uint64("seq", m.Seq).Msg("a config version can't be read; the last good one stays")
+		v.lookAfter()
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -88,18 +88,21 @@ func (v *versions) set(next *version) {
 }
 
 func decode(m bus.Message) (*version, error) {
-	cv, err := events.Decode[events.ConfigVersion](m.Data)
+	cv, err := events.DecodeConfig(m.Data, m.Seq)
 	if err != nil {
 		return nil, err
-	}
-	if cv.Version != m.Seq {
-		return nil, fmt.Errorf("it calls itself version %d but stands at sequence %d", cv.Version, m.Seq)
 	}
 	p, foreign, err := policy.Receive(cv.Document)
 	if err != nil {
 		return nil, err
 	}
 	return &version{cv, p, foreign}, nil
+}
+
+// forged says that no controlplane, of a newer release neither, wrote the message.
+func forged(m bus.Message) bool {
+	_, err := events.DecodeConfig(m.Data, m.Seq)
+	return errors.Is(err, events.ErrMalformed)
 }
 
 // forget makes the next message count whatever its sequence: the stream was made
@@ -116,10 +119,7 @@ func (v *versions) latest(ctx context.Context) (*version, place, error) {
 	state, err := v.bus.Stream(ctx, events.StreamConfig)
 	if err != nil {
 		if errors.Is(err, bus.ErrNoStream) {
-			select {
-			case v.missing <- struct{}{}:
-			default:
-			}
+			v.lookAfter()
 		}
 		return nil, place{}, err
 	}
@@ -167,8 +167,16 @@ func (v *versions) append(ctx context.Context, at place, by, via string, p polic
 	return next, nil
 }
 
-// upkeep provisions the streams and gives an empty config stream its first
-// version, again and again until ctx ends: streams may be lost later.
+// lookAfter has upkeep look at the streams now.
+func (v *versions) lookAfter() {
+	select {
+	case v.amiss <- struct{}{}:
+	default: // it is about to
+	}
+}
+
+// upkeep provisions the streams, gives an empty config stream its first version and
+// one that ends in no version the last good one, again and again until ctx ends.
 func (v *versions) upkeep(ctx context.Context) error {
 	failing := false
 	for {
@@ -188,7 +196,7 @@ func (v *versions) upkeep(ctx context.Context) error {
 		case <-ctx.Done():
 			t.Stop()
 			return nil
-		case <-v.missing:
+		case <-v.amiss:
 			t.Stop()
 		case <-t.C:
 		}
@@ -203,14 +211,21 @@ func (v *versions) provision(ctx context.Context) error {
 		return err
 	}
 	state, err := v.bus.Stream(ctx, events.StreamConfig)
-	if err != nil || state.Msgs > 0 {
+	if err != nil {
 		return err
+	}
+	if state.Msgs > 0 {
+		last, err := v.bus.Last(ctx, events.StreamConfig, events.SubjectConfigUpdates)
+		if err != nil || !forged(last) || !v.search(ctx, state) {
+			return err
+		}
 	}
 	at := place{state.ID, state.Last}
 	// A stream that was lost gets back what was in force; a new one what the file says.
-	if cur := v.current(); cur != nil {
+	// Behind what is no version nobody who starts now would find the one in force.
+	if cur := v.current(); cur != nil && (state.Msgs == 0 || len(cur.foreign) == 0) {
 		_, err = v.append(ctx, at, "controlplane", "restore", cur.policy)
-	} else if v.initial != nil {
+	} else if v.initial != nil && state.Msgs == 0 {
 		_, err = v.append(ctx, at, "controlplane", "file", *v.initial)
 	}
 	if errors.Is(err, bus.ErrConflict) {

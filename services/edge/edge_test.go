@@ -165,7 +165,7 @@ func TestUnusablePolicyFileIsAnError(t *testing.T) {
 	}
 }
 
-// Within one stream a version never goes back; a stream made anew counts anew, and edges follow it.
+// A version that is not numbered by its place in the stream is refused; a stream made anew counts anew, and edges follow it.
 func TestConfigStreamMadeAnew(t *testing.T) {
 	t.Parallel()
 	s := bustest.Start(t)
@@ -176,17 +176,18 @@ func TestConfigStreamMadeAnew(t *testing.T) {
 		publish(t, b, policyFor(t, url, 10+capacity))
 	}
 	r.awaitVersion(5)
-	stale, err := events.Encode(events.ConfigVersion{Version: 2, By: "test", Via: "file", Time: time.Now(), Document: encode(t, policyFor(t, url, 99))})
-	if err != nil {
-		t.Fatal(err)
+	for _, number := range []uint64{2, 1 << 60} { // an edge that took the second would take none after it
+		forged, err := events.Encode(events.ConfigVersion{Version: number, By: "test", Via: "file", Time: time.Now(), Document: encode(t, policyFor(t, url, 99))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Publish(t.Context(), events.SubjectConfigUpdates, forged); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if _, err := b.Publish(t.Context(), events.SubjectConfigUpdates, stale); err != nil {
-		t.Fatal(err)
-	}
-	publishDocument(t, b, json.RawMessage(`[]`)) // refused; when it is, the stale one has been read
-	bustest.Await(t, "refusal", func() bool { return r.metric("aegis_edge_policy_rejected_total") == 1 })
+	bustest.Await(t, "refusals", func() bool { return r.metric("aegis_edge_policy_rejected_total") == 2 })
 	if d, _ := r.ready(); d.PolicyVersion != 5 {
-		t.Errorf("version %d after a stale one, want 5", d.PolicyVersion)
+		t.Errorf("version %d after forged ones, want 5", d.PolicyVersion)
 	}
 	publish(t, b, policyFor(t, url, 20))
 	r.awaitVersion(8)

@@ -82,7 +82,7 @@ func (f *policyFeed) follow(ctx context.Context, b *bus.Bus) {
 func (f *policyFeed) take(stream string, m bus.Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	v, err := events.Decode[events.ConfigVersion](m.Data)
+	v, err := events.DecodeConfig(m.Data, m.Seq)
 	if err == nil {
 		if stream == f.stream && v.Version <= f.version {
 			return

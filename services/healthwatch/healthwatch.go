@@ -122,7 +122,7 @@ func (s *Service) follow(ctx context.Context, stream string, from func() bus.Sta
 // used is counted and changes nothing.
 func (s *Service) followConfig(ctx context.Context) {
 	s.follow(ctx, events.StreamConfig, bus.LastPerSubject, func() {}, func(m bus.Message) {
-		v, err := events.Decode[events.ConfigVersion](m.Data)
+		v, err := events.DecodeConfig(m.Data, m.Seq)
 		var table *policy.Table
 		if err == nil {
 			table, err = compile(v)

@@ -369,10 +369,11 @@ func TestMalformed(t *testing.T) {
 		publish(t, b, events.SubjectResponse("boot"), []byte(data))
 	}
 	publish(t, b, events.SubjectConfigUpdates, []byte(`{"type":"aegis.config.v1","version":2,"document":{"upstreams":{"u":{"url":7}}}}`))
-	bustest.Await(t, "four to be counted", func() bool { return r.metric(t, "malformed_total") == 4 })
+	configure(t, b, 99, "forged") // stands at 3
+	bustest.Await(t, "five to be counted", func() bool { return r.metric(t, "malformed_total") == 5 })
 	before := w.last()
 	publish(t, b, events.SubjectHealth("u"), []byte("garbage"))
-	bustest.Await(t, "the fifth", func() bool { return r.metric(t, "malformed_total") >= 5 })
+	bustest.Await(t, "the sixth", func() bool { return r.metric(t, "malformed_total") >= 6 })
 	bustest.Await(t, "a tick after it", func() bool { return w.last().Tick > before.Tick })
 	if m := w.last().Multiplier; m != bucket.One {
 		t.Errorf("M is %d after a tick that can't be read, want 1 still", m)

@@ -82,7 +82,7 @@ func (s *Stack) repoint(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the policy kept in --data-dir: %w", err)
 	}
-	v, err := events.Decode[events.ConfigVersion](last.Data)
+	v, err := events.DecodeConfig(last.Data, last.Seq)
 	if err != nil {
 		return fmt.Errorf("the policy kept in --data-dir: %w", err)
 	}
@@ -122,7 +122,7 @@ func (s *Stack) policyVersion(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("the policy in force: %w", err)
 	}
-	v, err := events.Decode[events.ConfigVersion](last.Data)
+	v, err := events.DecodeConfig(last.Data, last.Seq)
 	if err != nil {
 		return 0, fmt.Errorf("the policy in force: %w", err)
 	}
