@@ -16,6 +16,10 @@ import (
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
+// unreadBody is how long the body of a refused request is waited for: one that is on its way leaves the
+// connection usable, one that never ends does not hold it.
+const unreadBody = time.Second
+
 // Options make a Handler.
 type Options struct {
 	Engine *admission.Engine
@@ -92,6 +96,10 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 	h.metrics.decision.Observe(time.Since(began).Seconds())
 	h.metrics.decided(&d)
 	w.decision = &d
+	if d.Action != admission.Forward && r.ContentLength != 0 {
+		// net/http reads a small rest of a body before it answers. Where no deadline can be set, it waits for none.
+		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(unreadBody))
+	}
 	switch d.Action {
 	case admission.Forward:
 		h.forward(w, r, &d, w.id)

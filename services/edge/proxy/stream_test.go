@@ -42,6 +42,41 @@ func TestBodyTooLarge(t *testing.T) {
 	}
 }
 
+// A refusal does not wait for a body that its client never finishes, and neither does the connection.
+func TestRefusalsDontWaitForBodies(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{policy: policyFor("http://127.0.0.1:1")})
+	for name, body := range map[string]string{
+		"declared": "Content-Length: 1000\r\n\r\nabc",
+		"chunked":  "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+	} {
+		in := bufio.NewReader(r.raw("POST /none HTTP/1.1\r\nHost: x\r\n" + body))
+		res, err := http.ReadResponse(in, nil)
+		if err != nil || res.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: %v, %v", name, res, err)
+			continue
+		}
+		io.Copy(io.Discard, res.Body)
+		if _, err := in.ReadByte(); err != io.EOF {
+			t.Errorf("%s: the connection stays open: %v", name, err)
+		}
+	}
+
+	// A body that comes whole leaves the connection usable, for longer than it would have been waited for.
+	const whole = "POST /none HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
+	conn := r.raw(whole)
+	in := bufio.NewReader(conn)
+	for range 2 {
+		res, err := http.ReadResponse(in, nil)
+		if err != nil || res.Close {
+			t.Fatalf("%v, %v", res, err)
+		}
+		io.Copy(io.Discard, res.Body)
+		time.Sleep(1200 * time.Millisecond)
+		io.WriteString(conn, whole)
+	}
+}
+
 // endless reads zeros for ever.
 type endless struct{}
 
