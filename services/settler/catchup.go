@@ -20,8 +20,11 @@ const (
 	// in messages. The nearest go first, so that a hiccup is over at once even while
 	// a shard that was away for an hour has a million messages to read.
 	together = 10_000
-	// session is how long they read before the shards parked meanwhile are looked at.
+	// session is how long they read, from the first message on, before the shards parked meanwhile
+	// are looked at.
 	session = 2 * time.Second
+	// firstMessage bounds the wait for it, and for all later ones.
+	firstMessage = 10 * time.Second
 	// closeIn is how many messages behind it the main reader is made to wait, so that
 	// traffic as fast as settlement can't keep a shard from catching up.
 	closeIn = 256
@@ -218,25 +221,31 @@ func (s *Service) bring(ctx context.Context, state bus.StreamState) {
 	}
 
 	holding := false // the turn
-	defer func() {
-		if holding {
-			s.turn.Unlock()
-		}
-	}()
-	r := reader{s, state.ID, catchingUp}
-	ctx, cancel := context.WithTimeout(ctx, session)
-	defer cancel()
-	err := s.bus.Follow(ctx, events.StreamResponses, bus.FromSeq(start+1), func(m bus.Message) error {
-		if !holding && m.Seq+closeIn >= s.position.Load() {
+	hold := func() {
+		if !holding {
 			s.turn.Lock()
 			holding = true
 		}
-		failed, err := r.apply(ctx, m)
+	}
+	r := reader{s, state.ID, catchingUp}
+	reached := uint64(0)
+	var begun time.Time
+	within, cancel := context.WithTimeout(ctx, firstMessage+s.session)
+	defer cancel()
+	err := s.bus.Follow(within, events.StreamResponses, bus.FromSeq(start+1), func(m bus.Message) error {
+		if begun.IsZero() {
+			begun = time.Now()
+		}
+		if m.Seq+closeIn >= s.position.Load() {
+			hold()
+		}
+		failed, err := r.apply(within, m)
 		if err != nil {
 			return err
 		}
+		reached = m.Seq
 		if len(failed) > 0 {
-			if !holding {
+			if !holding { // for a moment only: one dead shard is no reason to make the main reader wait
 				s.turn.Lock()
 				defer s.turn.Unlock()
 			}
@@ -244,7 +253,7 @@ func (s *Service) bring(ctx context.Context, state bus.StreamState) {
 				s.park(i, why)
 			}
 		}
-		if s.count(catchingUp) == 0 || holding && s.handOver(m.Seq) {
+		if s.count(catchingUp) == 0 || holding && s.handOver(reached) || time.Since(begun) > s.session {
 			return errPause
 		}
 		return nil
@@ -252,6 +261,11 @@ func (s *Service) bring(ctx context.Context, state bus.StreamState) {
 	if !errors.Is(err, errPause) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
 		s.log.Warn().Err(err).Msg("catching up was interrupted")
 	}
+	// The next session begins at the lowest cursor: without this, an idle shard's would
+	// keep it where this one began, and a long backlog would never be read to its end.
+	hold()
+	r.advance(ctx, reached)
+	s.turn.Unlock()
 }
 
 // handOver gives the catch-up reader's shards, settled up to done, to the main

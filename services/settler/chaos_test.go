@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,6 +29,7 @@ import (
 type mortal struct {
 	store.Store
 	rate float64 // of settlements that kill
+	calm *atomic.Bool
 	die  func()
 
 	dead          atomic.Bool
@@ -38,7 +40,7 @@ var errDead = errors.New("the settler is dead")
 
 func (m *mortal) Settle(ctx context.Context, st store.Settlement) (store.Settled, error) {
 	draw := 1.0
-	if len(st.Items) > 0 {
+	if len(st.Items) > 0 && !m.calm.Load() {
 		draw = rand.Float64() / m.rate
 	}
 	if draw < 0.5 && m.dead.CompareAndSwap(false, true) {
@@ -73,8 +75,9 @@ func (m *mortal) Begin(ctx context.Context, shard int, stream string, cursor uin
 	return m.Store.Begin(ctx, shard, stream, cursor)
 }
 
-// crew are settlers that die at random and are replaced at once.
+// crew are settlers that die at random and are replaced at once, until calm.
 type crew struct {
+	calm                 atomic.Bool
 	before, after, lives atomic.Int64
 
 	mu       sync.Mutex
@@ -99,7 +102,7 @@ func (c *crew) live(ctx context.Context, t *testing.T, rate float64, b *bus.Bus,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	registry := prometheus.NewRegistry()
-	m := &mortal{Store: s, rate: rate, die: cancel, before: &c.before, after: &c.after}
+	m := &mortal{Store: s, rate: rate, calm: &c.calm, die: cancel, before: &c.before, after: &c.after}
 	svc, err := settler.New(fast(), settler.Deps{Bus: b, Store: m, Log: zerolog.Nop(), Registry: registry})
 	if err != nil {
 		t.Error(err)
@@ -127,27 +130,23 @@ func (c *crew) live(ctx context.Context, t *testing.T, rate float64, b *bus.Bus,
 	}
 }
 
-// snapshot is what a Redis holds, taken in one step.
+// snapshot is what a Redis holds, taken in one step: keys that came between their listing and
+// their dump would be missing beside a cursor that has passed them.
 func snapshot(t *testing.T, r *redistest.Server) map[string]string {
 	t.Helper()
-	ctx := t.Context()
-	keys, err := r.Client.Keys(ctx, "*").Result()
+	list, err := r.Client.Eval(t.Context(), `
+		local out = {}
+		for _, key in ipairs(redis.call('KEYS', '*')) do
+			out[#out + 1] = key
+			out[#out + 1] = redis.call('DUMP', key)
+		end
+		return out`, nil).StringSlice()
 	if err != nil {
 		t.Fatal(err)
 	}
-	tx := r.Client.TxPipeline()
-	dumps := map[string]interface{ Result() (string, error) }{}
-	for _, k := range keys {
-		dumps[k] = tx.Dump(ctx, k)
-	}
-	if _, err := tx.Exec(ctx); err != nil {
-		t.Fatal(err)
-	}
 	out := map[string]string{}
-	for k, d := range dumps {
-		if out[k], err = d.Result(); err != nil {
-			t.Fatal(err)
-		}
+	for pair := range slices.Chunk(list, 2) {
+		out[pair[0]] = pair[1]
 	}
 	return out
 }
@@ -212,7 +211,7 @@ func TestChaos(t *testing.T) {
 		case 40, 150:
 			older = snapshot(t, r)
 		case 80, 190:
-			awaitLong(t, "settlement beyond the snapshot", func() bool { return lowest(t, s) > last-30 })
+			awaitLong(t, "settlement beyond the snapshot", func() bool { return highest(s) > last-10 })
 			restore(t, r, older)
 		case 110, 220:
 			r.Stop(t)
@@ -220,6 +219,7 @@ func TestChaos(t *testing.T) {
 			r.Cont(t)
 		}
 	}
+	c.calm.Store(true)
 	awaitLong(t, "settlement of everything", done)
 	want.check(t, s)
 
@@ -228,9 +228,11 @@ func TestChaos(t *testing.T) {
 	}
 	awaitLong(t, "a new beginning of every shard", func() bool { return lowest(t, s) >= last })
 	p.want = model{}
+	c.calm.Store(false)
 	for range 50 {
 		send()
 	}
+	c.calm.Store(true)
 	awaitLong(t, "settlement after the loss", done)
 	p.want.check(t, s)
 	cancel()
@@ -267,6 +269,16 @@ func lowest(t *testing.T, s store.Store) uint64 {
 		low = min(low, m.Cursor)
 	}
 	return low
+}
+
+// highest is the highest cursor that the store holds.
+func highest(s store.Store) uint64 {
+	high := uint64(0)
+	for shard := range store.Shards {
+		cursor, _ := cursorOf(s, shard)
+		high = max(high, cursor)
+	}
+	return high
 }
 
 // awaitLong is bustest.Await for what takes a loaded machine longer.

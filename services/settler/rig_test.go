@@ -171,11 +171,18 @@ type instance struct {
 // start runs a settler until the test ends or stop is called.
 func start(t testing.TB, b *bus.Bus, s store.Store, cfg settler.Config) *instance {
 	t.Helper()
+	return startWith(t, b, s, cfg, func(*settler.Service) {})
+}
+
+// startWith is start, with a change to the settler before it runs.
+func startWith(t testing.TB, b *bus.Bus, s store.Store, cfg settler.Config, change func(*settler.Service)) *instance {
+	t.Helper()
 	i := &instance{registry: prometheus.NewRegistry(), done: make(chan struct{}), log: &logBuffer{}}
 	svc, err := settler.New(cfg, settler.Deps{Bus: b, Store: s, Log: zerolog.New(i.log), Registry: i.registry})
 	if err != nil {
 		t.Fatal(err)
 	}
+	change(svc)
 	i.Service = svc
 	ctx, cancel := context.WithCancel(context.Background())
 	i.cancel = cancel
@@ -264,7 +271,7 @@ func (l *logBuffer) count(s string) int {
 // redisStore is a store on a Redis, with the settler's patience.
 func redisStore(t testing.TB, r *redistest.Server) *redisstore.Store {
 	t.Helper()
-	s, err := redisstore.New(redisstore.Options{Addrs: []string{r.Addr}, PoolSize: 8, Timeout: 300 * time.Millisecond, PoolTimeout: 300 * time.Millisecond})
+	s, err := redisstore.New(redisstore.Options{Addrs: []string{r.Addr}, PoolSize: 32, Timeout: 300 * time.Millisecond, PoolTimeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

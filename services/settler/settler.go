@@ -48,6 +48,7 @@ type Service struct {
 	// seen is the highest sequence counted in the metrics, so that what is read again is not counted again.
 	seen    atomic.Uint64
 	history history
+	session time.Duration // see the constant; shorter in tests
 }
 
 // owner says which reader may settle into a shard.
@@ -90,6 +91,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		metrics: m,
 		wake:    make(chan struct{}, 1),
 		history: history{retention: max(cfg.PurgeAge, cfg.CounterRetention)},
+		session: session,
 	}
 	s.incarnation.Store("")
 	return s, nil

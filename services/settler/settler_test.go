@@ -407,35 +407,66 @@ func TestCatchesUpUnderTraffic(t *testing.T) {
 	want.check(t, s)
 }
 
-// The settler of a stream that was made anew settles all that is in it.
-func TestStreamMadeAnew(t *testing.T) {
+// A backlog that takes longer than the catch-up reader reads at a time is worked off, though
+// most shards have nothing in it.
+func TestLongBacklog(t *testing.T) {
 	t.Parallel()
-	n := bustest.Start(t)
-	b := n.Provisioned(t)
+	b := bustest.Start(t).Provisioned(t)
 	s := memstore.New(nil)
 	i := start(t, b, s, fast())
 	settled(t, i)
+	i.stop()
 	want := model{}
 	p := newPublisher(t, b, "boot", want)
-	for range 50 {
-		p.send(1, 2, 3)
+	for range 2000 {
+		p.send(1)
 	}
-	i.flush(t)
-	n.DeleteStream(t, events.StreamResponses)
-	if err := b.Provision(t.Context(), events.Streams()); err != nil {
-		t.Fatal(err)
-	}
-	p.again() // the last batch was in the old stream and is in the new one
-	for range 10 {
-		p.send(1, 2, 4)
-	}
-	i.flush(t)
+	i = startWith(t, b, s, fast(), func(s *settler.Service) { s.SetSession(5 * time.Millisecond) })
+	settled(t, i)
 	want.check(t, s)
-	if i.log.count("another stream") == 0 {
-		t.Error("nothing was logged")
-	}
-	if got := i.metric(t, "settlements_total", "duplicate"); got == 0 {
-		t.Error("the batch that is in both streams was not recognised")
+}
+
+// All that is in a stream that was made anew is settled, whether that happens under a running
+// settler or before the next one starts.
+func TestStreamMadeAnew(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{true, false} {
+		t.Run(fmt.Sprintf("running=%v", running), func(t *testing.T) {
+			t.Parallel()
+			n := bustest.Start(t)
+			b := n.Provisioned(t)
+			s := memstore.New(nil)
+			i := start(t, b, s, fast())
+			settled(t, i)
+			want := model{}
+			p := newPublisher(t, b, "boot", want)
+			for range 50 {
+				p.send(1, 2, 3)
+			}
+			i.flush(t)
+			if !running {
+				i.stop()
+			}
+			n.DeleteStream(t, events.StreamResponses)
+			if err := b.Provision(t.Context(), events.Streams()); err != nil {
+				t.Fatal(err)
+			}
+			p.again() // the last batch was in the old stream and is in the new one
+			for range 10 {
+				p.send(1, 2, 4)
+			}
+			if !running {
+				i = start(t, b, s, fast())
+			}
+			i.flush(t)
+			want.check(t, s)
+			if i.log.count("another stream") == 0 {
+				t.Error("nothing was logged")
+			}
+			if got := i.metric(t, "settlements_total", "duplicate"); got == 0 {
+				t.Error("the batch that is in both streams was not recognised")
+			}
+		})
 	}
 }
 

@@ -29,28 +29,32 @@ func (s *Service) upkeep(ctx context.Context) {
 	}
 }
 
-// advance tells every shard that is up to date how far the main reader is. For an
-// idle shard that moves the cursor; for all it finds lost and rewound state
-// before the next message does. Counters of boots that are long gone are dropped.
+// advance moves the idle shards of the main reader.
 func (s *Service) advance(ctx context.Context) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
-	position := s.position.Load()
+	reader{s, s.incarnation.Load().(string), upToDate}.advance(ctx, s.position.Load())
+}
+
+// advance tells every shard of the reader that it has settled all up to position. For
+// an idle shard that moves the cursor; for all it finds lost and rewound state
+// before the next message does. Counters of boots that are long gone are dropped.
+// The caller has the turn.
+func (s reader) advance(ctx context.Context, position uint64) {
 	if position == 0 {
 		return
 	}
-	r := reader{s, s.incarnation.Load().(string), upToDate}
 	var calls []store.Settlement
-	s.each(upToDate, func(i int) {
+	s.each(s.own, func(i int) {
 		calls = append(calls, store.Settlement{
 			Shard:  i,
-			Stream: r.stream,
+			Stream: s.stream,
 			Prev:   s.shards[i].cursor.Load(),
 			Seq:    position,
 			Oldest: s.history.firstBefore(s.cfg.CounterRetention, time.Now()),
 		})
 	})
-	failed, err := r.settleAll(ctx, bus.Message{Seq: position}, calls)
+	failed, err := s.settleAll(ctx, bus.Message{Seq: position}, calls)
 	if err != nil {
 		return // ctx ended
 	}
