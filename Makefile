@@ -5,7 +5,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race lint fuzz bench e2e images up down clean
+.PHONY: help build run test race lint fuzz soak bench e2e images up down clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ lint: ## Formatting, vet, staticcheck, tidy modules, import rules, Lua, shell
 
 fuzz: ## Run each fuzz target for FUZZTIME (10s)
 	@scripts/fuzz.sh
+
+soak: ## Hold the stores and the exact model together over 1,000,000 random steps (about half an hour)
+	@scripts/redis.sh
+	@go test -count=1 -timeout=3h -run='^TestSequence$$' ./pkg/bucket/store/redisstore -steps=50000
 
 bench: ## Run the benchmarks COUNT (6) times into .cache/bench.out, for benchstat
 	@scripts/bench.sh

@@ -1,17 +1,17 @@
 package redisstore
 
 import (
+	"flag"
 	"strconv"
 	"testing"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket/store/storetest"
 )
 
-// Sequences and their length: 100,000 steps in all.
-const (
-	sequences = 20
-	steps     = 5_000
-)
+// Sequences and their length: 100,000 steps in all. `make soak` takes 1,000,000.
+const sequences = 20
+
+var steps = flag.Int("steps", 5_000, "the length of each random sequence")
 
 // Memory, Redis and the exact model: decisions and stored state after every step.
 func TestSequence(t *testing.T) {
@@ -19,7 +19,7 @@ func TestSequence(t *testing.T) {
 	for seed := range uint64(sequences) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			t.Parallel()
-			storetest.Sequence(t, storetest.Seeded(seed), steps, storetest.OnMemory(t), onRedis(t))
+			storetest.Sequence(t, storetest.Seeded(seed), *steps, storetest.OnMemory(t), onRedis(t))
 		})
 	}
 }
