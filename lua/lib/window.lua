@@ -173,7 +173,8 @@ local function sliding_window()
   end
 
   function window.switched(used, grace, spec, now)
-    return {index = floor(now / window.length(spec)), amount = used, grace = spec.grace - grace, prev_amount = 0, prev_grace = 0}
+    local spent = floor_to(spec.grace - grace + ONE - 1, ONE)
+    return {index = floor(now / window.length(spec)), amount = used, grace = spent, prev_amount = 0, prev_grace = 0}
   end
 
   return window

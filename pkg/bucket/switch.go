@@ -26,7 +26,9 @@ func (st State) As(old, s Spec, now int64) State {
 	}
 	return State{Kind: s.Kind, Window: Window{
 		Index: now / (s.Window * second),
-		Cur:   Count{Amount: used, Grace: s.Grace - grace},
+		// A window shows what is left of grace rounded up to whole tokens: without rounding what is
+		// spent up here, every switch there and back would give a yellow answer more.
+		Cur: Count{Amount: used, Grace: floorTo(s.Grace-grace+One-1, One)},
 	}}
 }
 
