@@ -386,21 +386,29 @@ func TestAdmittedWithinBound(t *testing.T) {
 	a, b := open(t, Options{Addrs: []string{r.Addr}}), open(t, Options{Addrs: []string{r.Addr}})
 	spec := bucket.Spec{Kind: bucket.TokenBucket, Capacity: 150 * bucket.One, Rate: 150 * bucket.One, SlowestRate: 30 * bucket.One}
 	var first, last int64
-	admitted := 0
+	admitted, owed := int64(0), spec.Capacity // what should be there, by the moments that Redis answered with
 	for i := range 1000 {
 		d, err := []*Store{a, b}[i%2].Check(t.Context(), one("c", spec))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if first == 0 {
-			first = d.Now
+			first, last = d.Now, d.Now
 		}
+		owed = min(spec.Capacity, owed+(d.Now-last)*spec.Rate/bucket.One)
 		last = d.Now
+		want := bucket.Red
+		if owed >= bucket.One {
+			want, owed = bucket.Green, owed-bucket.One
+		}
+		if d.Tier != want {
+			t.Fatalf("check %d: %v, want %v with %d micro-tokens", i, d.Tier, want, owed)
+		}
 		if d.Tier == bucket.Green {
 			admitted++
 		}
 	}
-	if most := 150 + float64(last-first)*150/1e6; float64(admitted) > most || float64(admitted) < most-1.001 {
-		t.Errorf("admitted %d, want %.3f rounded down", admitted, most)
+	if most := spec.Capacity + (last-first)*spec.Rate/bucket.One; admitted*bucket.One > most {
+		t.Errorf("admitted %d, want at most %d micro-tokens", admitted, most)
 	}
 }
