@@ -77,7 +77,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		Rewrite:        x.rewrite,
 		ModifyResponse: x.take,
 		ErrorHandler:   x.fail,
-		Transport:      h.transport,
+		Transport:      h.upstreams.of(d.Route.Upstream, d.Upstream.Connections),
 		FlushInterval:  -1,
 		BufferPool:     &h.buffers,
 		ErrorLog:       h.errorLog,
@@ -88,6 +88,9 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 // rewrite makes the upstream's request. Hop-by-hop and forwarding headers are gone from it already.
 func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	pr.SetURL(x.d.Upstream.URL)
+	if x.d.Upstream.PassHost {
+		pr.Out.Host = pr.In.Host
+	}
 	pr.Out.URL.RawQuery = pr.In.URL.RawQuery // nothing here was decided by it
 	in, out := pr.In.Header, pr.Out.Header
 	stripOurs(out)
@@ -102,7 +105,7 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	}
 	pr.SetXForwarded()
 	if trusted {
-		for _, name := range [...]string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
+		for _, name := range [...]string{"X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded"} {
 			if v := in[name]; len(v) > 0 {
 				out[name] = slices.Clone(v)
 			}
