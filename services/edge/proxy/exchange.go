@@ -8,6 +8,7 @@ import (
 	"net/http/httptrace"
 	"net/http/httputil"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,6 +73,10 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 	if r.ContentLength != 0 {
 		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait}
 		r.Body = x.body
+		// Else the server would read the rest of the body before it passes on an answer that comes early.
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			h.log.Debug().Err(err).Msg("body and answer can't stream at once")
+		}
 	}
 	x.proxy = httputil.ReverseProxy{
 		Rewrite:        x.rewrite,
@@ -112,6 +117,9 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 		}
 	}
 	out.Set(headerRequestID, x.id)
+	if x.body != nil {
+		pr.Out.Trailer = x.body.announce(pr.In.Trailer)
+	}
 }
 
 // take looks at the upstream's head and makes it ours.
@@ -138,6 +146,10 @@ func (x *exchange) take(res *http.Response) error {
 		x.upgraded = true
 		x.w.status = res.StatusCode // the answer bypasses the recorder
 		return nil
+	}
+	if len(res.Trailer) > 0 && res.Request.Method != http.MethodHead {
+		res.Header.Del("Content-Length") // HTTP/1.1 has trailers only without it
+		res.ContentLength = -1
 	}
 	if n := res.ContentLength; n >= 0 && n <= bufferSize {
 		// It most likely comes at once: head and body then leave in one write.
@@ -224,13 +236,38 @@ type requestBody struct {
 	io.ReadCloser
 	wait *patience
 	err  atomic.Pointer[error] // why it ended early
+
+	// received is the client's trailer, which net/http fills in at the end of the body; sent is the
+	// upstream's, which the transport reads after that.
+	received, sent http.Header
+}
+
+// announce gives the trailer that the upstream will get, without values yet. What the client has
+// not announced is not sent on: it can't be told beforehand, nor what it may replace.
+func (b *requestBody) announce(received http.Header) (sent http.Header) {
+	for name := range received {
+		if isOurs(name) || name == admission.KeyHeader || strings.HasPrefix(name, "X-Forwarded-") || name == headerRequestID {
+			continue
+		}
+		if b.sent == nil {
+			b.received, b.sent = received, make(http.Header)
+		}
+		b.sent[name] = nil
+	}
+	return b.sent
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.wait.pause()
 	n, err := b.ReadCloser.Read(p)
 	b.wait.resume()
-	if err != nil && err != io.EOF {
+	switch err {
+	case nil:
+	case io.EOF:
+		for name := range b.sent {
+			b.sent[name] = b.received[name]
+		}
+	default:
 		b.err.CompareAndSwap(nil, &err)
 	}
 	return n, err

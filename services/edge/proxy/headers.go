@@ -42,13 +42,19 @@ var ours = []string{"Ratelimit", "X-Ratelimit-", "X-Edge-", headerComputeCost, h
 // stripOurs removes what only the edge may say.
 func stripOurs(h http.Header) {
 	for name := range h {
-		for _, prefix := range ours {
-			if strings.HasPrefix(name, prefix) {
-				delete(h, name)
-				break
-			}
+		if isOurs(name) {
+			delete(h, name)
 		}
 	}
+}
+
+func isOurs(name string) bool {
+	for _, prefix := range ours {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // told are the documented names of all headers that tell of limits.
