@@ -71,7 +71,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 
 	r = r.WithContext(x.ctx)
 	if r.ContentLength != 0 {
-		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait}
+		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait, lastly: r.ProtoMajor == 1}
 		r.Body = x.body
 		// Else the server would read the rest of the body before it passes on an answer that comes early.
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
@@ -88,6 +88,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		ErrorLog:       h.errorLog,
 	}
 	x.proxy.ServeHTTP(w, r)
+	x.body.end(w)
 }
 
 // rewrite makes the upstream's request. Hop-by-hop and forwarding headers are gone from it already.
@@ -141,6 +142,7 @@ func (x *exchange) take(res *http.Response) error {
 	}
 	res.Header.Set(headerRequestID, x.id)
 	setDecision(res.Header, x.d)
+	x.body.answered(res.Header)
 
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		x.upgraded = true
@@ -192,6 +194,7 @@ func (x *exchange) fail(w http.ResponseWriter, _ *http.Request, err error) {
 	x.h.log.Debug().Err(err).Str("request", x.id).Str("upstream", x.d.Route.Upstream).Str("outcome", string(x.failure)).Msg("no answer from the upstream")
 	p.Route = x.d.Route.Name
 	setDecision(w.Header(), x.d)
+	x.body.answered(w.Header())
 	writeProblem(w, x.id, p)
 }
 
@@ -234,8 +237,11 @@ func (x *exchange) outcome() events.Outcome {
 // upstream's time does not run.
 type requestBody struct {
 	io.ReadCloser
-	wait *patience
-	err  atomic.Pointer[error] // why it ended early
+	wait  *patience
+	err   atomic.Pointer[error] // why it ended early
+	whole atomic.Bool
+	// lastly says that a connection ends with a body that is not read: in HTTP/1.
+	lastly bool
 
 	// received is the client's trailer, which net/http fills in at the end of the body; sent is the
 	// upstream's, which the transport reads after that.
@@ -264,6 +270,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	switch err {
 	case nil:
 	case io.EOF:
+		b.whole.Store(true)
 		for name := range b.sent {
 			b.sent[name] = b.received[name]
 		}
@@ -271,6 +278,26 @@ func (b *requestBody) Read(p []byte) (int, error) {
 		b.err.CompareAndSwap(nil, &err)
 	}
 	return n, err
+}
+
+// answered notes that the answer, of header h, begins. Where the body is not read to its end by
+// then, the connection takes no other request: what is left of the body must not be read as one.
+func (b *requestBody) answered(h http.Header) {
+	if b != nil && b.lastly && !b.whole.Load() {
+		h.Set("Connection", "close")
+	}
+}
+
+// end leaves nobody reading the body, once the answer is whole. The server would do so after the
+// handler, and wait for a client that has stalled for as long as it stays.
+func (b *requestBody) end(w http.ResponseWriter) {
+	if b == nil || b.whole.Load() {
+		return
+	}
+	c := http.NewResponseController(w)
+	_ = c.Flush()
+	_ = c.SetReadDeadline(time.Now().Add(unreadBody))
+	b.Close()
 }
 
 func (b *requestBody) broken() bool { return b != nil && b.err.Load() != nil }

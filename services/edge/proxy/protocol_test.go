@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -554,4 +555,72 @@ func TestConnectionRulesChange(t *testing.T) {
 	if body, err := io.ReadAll(res.Body); err != nil || string(body) != "HTTP/1.1" {
 		t.Errorf("under way: %q, %v", body, err)
 	}
+}
+
+// An upstream that takes no body, or answers before it has: the answer comes at once, and the
+// connection ends with it, since a rest of the body must not be taken for a request.
+func TestBodiesNobodyReads(t *testing.T) {
+	t.Parallel()
+	early := rawUpstream(t, "HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno")
+	const small, large = 10_000, 2 << 20
+	for _, c := range []struct {
+		name, upstream string
+		declared, sent int
+		status         int
+	}{
+		{"unreached", "http://127.0.0.1:1", small, small, http.StatusBadGateway},
+		{"unreached, large", "http://127.0.0.1:1", large, small, http.StatusBadGateway},
+		{"unreached, stalled", "http://127.0.0.1:1", small, 10, http.StatusBadGateway},
+		{"early answer, large", early, large, small, http.StatusUnauthorized},
+		{"early answer, stalled", early, small, 10, http.StatusUnauthorized},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigConfig{policy: policyFor(c.upstream, "capacity: 100", "refill_rate: 2")})
+			conn := r.raw(fmt.Sprintf("POST /api HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", c.declared))
+			if _, err := io.WriteString(conn, strings.Repeat("x", c.sent)); err != nil {
+				t.Fatal(err)
+			}
+			in := bufio.NewReader(conn)
+			res, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, res.Body); err != nil || res.StatusCode != c.status {
+				t.Fatalf("status %d, want %d; %v", res.StatusCode, c.status, err)
+			}
+			io.WriteString(conn, "GET /none HTTP/1.1\r\nHost: x\r\n\r\n") // part of the body, or too late
+			if rest, err := io.ReadAll(in); len(rest) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("want the connection closed with nothing more on it, got %v and %q", err, rest)
+			}
+			if log := r.log.String(); strings.Contains(log, "panic") {
+				t.Error(log)
+			}
+		})
+	}
+}
+
+// rawUpstream answers each connection's first request, once its head has come, and takes nothing more.
+func rawUpstream(t *testing.T, answer string) (url string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { conn.Close() })
+			go func() {
+				if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+					io.WriteString(conn, answer)
+				}
+			}()
+		}
+	}()
+	return "http://" + ln.Addr().String()
 }
