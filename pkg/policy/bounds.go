@@ -22,7 +22,10 @@ const leastRate = 1.0 / bucket.One
 
 // bounds has every number of a policy by its key; no key has two meanings.
 var bounds = map[string]bound{
-	"timeout_seconds": {min: 0.001, max: 3600},
+	"timeout_seconds":         {min: 0.001, max: 3600},
+	"connect_timeout_seconds": {min: 0.001, max: 60},
+	"idle_timeout_seconds":    {min: 1, max: 3600},
+	"max_connections":         {min: 1, max: 65_536},
 
 	"slow_p95_ms":      {min: 1, max: 3_600_000},
 	"fast_p95_ms":      {min: 1, max: 3_600_000},

@@ -58,8 +58,13 @@ func (u Upstream) compile() (UpstreamRules, error) {
 	h := u.Health
 	return UpstreamRules{
 		URL:              parsed,
-		Timeout:          time.Duration(millionths(u.TimeoutSeconds)) * time.Microsecond,
+		Timeout:          seconds(u.TimeoutSeconds),
 		TrustComputeCost: *u.TrustComputeCost,
+		PassHost:         *u.PassHost,
+		Connections: ConnectionRules{
+			HTTP2: u.HTTP2, Max: int(u.MaxConnections),
+			ConnectTimeout: seconds(u.ConnectTimeoutSeconds), IdleTimeout: seconds(u.IdleTimeoutSeconds),
+		},
 		Health: HealthRules{
 			SlowP95: millionths(h.SlowP95Ms / 1000), FastP95: millionths(h.FastP95Ms / 1000),
 			ErrorRate: millionths(h.ErrorRate), ClearRate: millionths(h.ClearRate),
@@ -81,6 +86,8 @@ func (p Policy) compileRoute(name string, r Route) *Rules {
 		CostPerSecond:     millionths(r.CostPerSecond),
 		ExposeComputeCost: r.ExposeComputeCost,
 		MaxBodyBytes:      r.MaxBodyBytes,
+		Headers:           r.Headers,
+		CORS:              r.CORS,
 		limits:            make(map[string][]ScopedLimit, len(p.Plans)+1),
 		byUser:            make(map[string][]ScopedLimit, len(r.Users)),
 	}
@@ -130,6 +137,8 @@ func (q Quota) limit(algorithm bucket.Kind) bucket.Limit {
 	}
 	return l
 }
+
+func seconds(x float64) time.Duration { return time.Duration(millionths(x)) * time.Microsecond }
 
 // millionths is x × 10⁶ rounded half up, reckoned on x as it was written in
 // decimal: binary fractions would round 0.0000015 down. Bounds keep it in range.

@@ -54,7 +54,7 @@ func TestParseFillsInDefaults(t *testing.T) {
 	t.Parallel()
 	got := mustParse(t, base+`
 routes:
-  r: {path: /r, upstream: u, host: API.Example.com, capacity: 5, refill_rate: 0.5}
+  r: {path: /r, upstream: u, host: API.Example.com, capacity: 5, refill_rate: 0.5, cors: {allowed_origins: ["https://app.example.com"]}}
 users:
   ann: {plan: free, key_hashes: [`+strings.Repeat("AB", 32)+`]}
 `)
@@ -62,12 +62,17 @@ users:
 		Algorithm: bucket.TokenBucket,
 		Upstreams: map[string]policy.Upstream{"u": {
 			URL: "http://127.0.0.1:1", TimeoutSeconds: 30, TrustComputeCost: new(true),
+			PassHost: new(true), MaxConnections: 4096, ConnectTimeoutSeconds: 5, IdleTimeoutSeconds: 90,
 			Health: policy.Health{SlowP95Ms: 800, FastP95Ms: 300, ErrorRate: 0.15, ClearRate: 0.05, Floor: 0.2,
 				Decrease: 0.5, Increase: 0.05, MinSamples: 10, Window: 30, MaxAgeSeconds: 60},
 		}},
 		Routes: map[string]policy.Route{"r": {
 			Path: "/r", Upstream: "u", Host: "api.example.com", Quota: policy.Quota{Capacity: 5, RefillRate: 0.5},
-			Cost: new(1.0), MaxCost: 1_000_000, MaxBodyBytes: 64 << 20,
+			Cost: new(1.0), MaxCost: 1_000_000, MaxBodyBytes: 64 << 20, Headers: []policy.HeaderFamily{policy.RateLimitHeaders},
+			CORS: &policy.CORS{
+				AllowedOrigins: []string{"https://app.example.com"}, AllowedMethods: []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"},
+				AllowedHeaders: []string{"Accept", "Authorization", "Content-Type", "X-API-Key", "X-Requested-With"}, MaxAgeSeconds: 600,
+			},
 		}},
 		Plans: policy.DefaultPlans(),
 		Users: map[string]policy.User{"ann": {Plan: "free", KeyHashes: []string{strings.Repeat("ab", 32)}}},
@@ -129,28 +134,43 @@ func TestParseRefuses(t *testing.T) {
 		"number for text":   {route(`host: 12`), "routes.r.host", "must be a text, not a number"},
 		"yes is no bool":    {"shadow_mode: yes\n", "shadow_mode", "must be a truth value"},
 
-		"zero capacity":   {route("capacity: 0, refill_rate: 1"), "routes.r.capacity", "from 1 to 100000000; to refuse every request set deny: true"},
-		"zero rate":       {route("capacity: 1, refill_rate: 0"), "routes.r.refill_rate", "set deny: true"},
-		"negative":        {route("capacity: -5, refill_rate: 1"), "routes.r.capacity", "not -5"},
-		"negative zero":   {route("capacity: 1, refill_rate: -0.0"), "routes.r.refill_rate", "from 0.000001"},
-		"tiny rate":       {route("capacity: 1, refill_rate: 1e-7"), "routes.r.refill_rate", "from 0.000001"},
-		"NaN":             {route("capacity: .nan, refill_rate: 1"), "routes.r.capacity", finite},
-		"NaN text":        {route("capacity: NaN, refill_rate: 1"), "routes.r.capacity", "a number"},
-		"infinite":        {route("capacity: 1, refill_rate: .inf"), "routes.r.refill_rate", finite},
-		"1e309":           {route("capacity: 1e309, refill_rate: 1"), "routes.r.capacity", "from 1 to 100000000"},
-		"1e308":           {route("capacity: 1, refill_rate: 1e308"), "routes.r.refill_rate", "to 100000000"},
-		"json 1e309":      {`{"routes":{"r":{"cost":1e309}}}`, "routes.r.cost", "from 0 to 100000000, not"},
-		"fraction":        {route("capacity: 1.5, refill_rate: 1"), "routes.r.capacity", "whole number"},
-		"hex":             {route("capacity: 0x10, refill_rate: 1"), "routes.r.capacity", finite},
-		"octal":           {route("capacity: 010, refill_rate: 1"), "routes.r.capacity", finite},
-		"underscores":     {route("capacity: 1_000, refill_rate: 1"), "routes.r.capacity", finite},
-		"negative cost":   {route("cost: -5"), "routes.r.cost", "from 0 to"},
-		"cost above max":  {route("cost: 3, max_cost: 2"), "routes.r.cost", "max_cost"},
-		"capacity only":   {route("capacity: 1"), "routes.r.refill_rate", "must be set, as capacity is"},
-		"rate only":       {route("refill_rate: 1"), "routes.r.capacity", "must be set"},
-		"debt only":       {route("max_debt: 1"), "routes.r.capacity", "must be set"},
-		"window only":     {route("capacity: 1, refill_rate: 1, window_seconds: 2"), "routes.r.sliding_limit", "must be set"},
-		"wrong algorithm": {route("capacity: 1, refill_rate: 1, algorithm: sliding_window"), "routes.r.sliding_limit", "sliding_window"},
+		"zero capacity":                {route("capacity: 0, refill_rate: 1"), "routes.r.capacity", "from 1 to 100000000; to refuse every request set deny: true"},
+		"zero rate":                    {route("capacity: 1, refill_rate: 0"), "routes.r.refill_rate", "set deny: true"},
+		"negative":                     {route("capacity: -5, refill_rate: 1"), "routes.r.capacity", "not -5"},
+		"negative zero":                {route("capacity: 1, refill_rate: -0.0"), "routes.r.refill_rate", "from 0.000001"},
+		"tiny rate":                    {route("capacity: 1, refill_rate: 1e-7"), "routes.r.refill_rate", "from 0.000001"},
+		"NaN":                          {route("capacity: .nan, refill_rate: 1"), "routes.r.capacity", finite},
+		"NaN text":                     {route("capacity: NaN, refill_rate: 1"), "routes.r.capacity", "a number"},
+		"infinite":                     {route("capacity: 1, refill_rate: .inf"), "routes.r.refill_rate", finite},
+		"1e309":                        {route("capacity: 1e309, refill_rate: 1"), "routes.r.capacity", "from 1 to 100000000"},
+		"1e308":                        {route("capacity: 1, refill_rate: 1e308"), "routes.r.refill_rate", "to 100000000"},
+		"json 1e309":                   {`{"routes":{"r":{"cost":1e309}}}`, "routes.r.cost", "from 0 to 100000000, not"},
+		"fraction":                     {route("capacity: 1.5, refill_rate: 1"), "routes.r.capacity", "whole number"},
+		"hex":                          {route("capacity: 0x10, refill_rate: 1"), "routes.r.capacity", finite},
+		"octal":                        {route("capacity: 010, refill_rate: 1"), "routes.r.capacity", finite},
+		"underscores":                  {route("capacity: 1_000, refill_rate: 1"), "routes.r.capacity", finite},
+		"no connections":               {"upstreams: {u: {url: http://h, max_connections: 0}}", "upstreams.u.max_connections", "from 1 to 65536"},
+		"no patience":                  {"upstreams: {u: {url: http://h, connect_timeout_seconds: 0}}", "upstreams.u.connect_timeout_seconds", "from 0.001 to 60"},
+		"idle for ever":                {"upstreams: {u: {url: http://h, idle_timeout_seconds: 1e9}}", "upstreams.u.idle_timeout_seconds", "to 3600"},
+		"no headers":                   {route("headers: []"), "routes.r.headers", "is empty; name ratelimit, x-ratelimit or ietf"},
+		"odd headers":                  {route("headers: [ratelimit, draft-3]"), "routes.r.headers[1]", "must be ratelimit, x-ratelimit or ietf, not draft-3"},
+		"headers twice":                {route("headers: [ietf, ietf]"), "routes.r.headers[1]", "there twice"},
+		"cors of nobody":               {route("cors: {}"), "routes.r.cors.allowed_origins", "must name an origin"},
+		"cors of a path":               {route(`cors: {allowed_origins: ["https://a.example/"]}`), "routes.r.cors.allowed_origins[0]", "scheme://host"},
+		"cors in capitals":             {route(`cors: {allowed_origins: ["https://A.example"]}`), "routes.r.cors.allowed_origins[0]", "lower case"},
+		"cors of two *":                {route(`cors: {allowed_origins: ["https://*.*.example"]}`), "routes.r.cors.allowed_origins[0]", "at most one *"},
+		"cors of all with credentials": {route(`cors: {allowed_origins: ["*"], allow_credentials: true}`), "routes.r.cors.allowed_origins[0]", "browsers refuse it"},
+		"cors method":                  {route(`cors: {allowed_origins: ["*"], allowed_methods: [get]}`), "routes.r.cors.allowed_methods[0]", "in capitals"},
+		"cors header":                  {route(`cors: {allowed_origins: ["*"], expose_headers: ["X-A: b"]}`), "routes.r.cors.expose_headers[0]", "name of a header"},
+		"cors no header":               {route(`cors: {allowed_origins: ["*"], allowed_headers: []}`), "routes.r.cors.allowed_headers", "is empty"},
+		"cors max age":                 {route(`cors: {allowed_origins: ["*"], max_age_seconds: 86400}`), "routes.r.cors.max_age_seconds", "from 1 to 3600"},
+		"negative cost":                {route("cost: -5"), "routes.r.cost", "from 0 to"},
+		"cost above max":               {route("cost: 3, max_cost: 2"), "routes.r.cost", "max_cost"},
+		"capacity only":                {route("capacity: 1"), "routes.r.refill_rate", "must be set, as capacity is"},
+		"rate only":                    {route("refill_rate: 1"), "routes.r.capacity", "must be set"},
+		"debt only":                    {route("max_debt: 1"), "routes.r.capacity", "must be set"},
+		"window only":                  {route("capacity: 1, refill_rate: 1, window_seconds: 2"), "routes.r.sliding_limit", "must be set"},
+		"wrong algorithm":              {route("capacity: 1, refill_rate: 1, algorithm: sliding_window"), "routes.r.sliding_limit", "sliding_window"},
 		"policy's algorithm": {"algorithm: sliding_window\n" + route("capacity: 1, refill_rate: 1"),
 			"routes.r.window_seconds", "the algorithm in force is sliding_window"},
 		"daily as algorithm": {route("algorithm: daily_quota"), "routes.r.algorithm", "token_bucket or sliding_window"},
@@ -369,7 +389,8 @@ func TestExampleShowsEveryKey(t *testing.T) {
 	for _, shown := range []string{
 		"    # timeout_seconds: 30", "    # trust_compute_cost: true", "    # health:",
 		"    # max_cost: 1000000", "    # cost_per_second: 0", "    # expose_compute_cost: false",
-		"    # max_body_bytes: 67108864", "    # deny: false", "\n# plans:\n",
+		"    # http2: false", "    # pass_host: true", "    # max_connections: 4096", "    # connect_timeout_seconds: 5", "    # idle_timeout_seconds: 90",
+		"    # max_body_bytes: 67108864", "    # deny: false", "    # headers: [ratelimit]", "\n# plans:\n",
 	} {
 		if !strings.Contains(doc, shown) {
 			t.Errorf("example.yaml does not show %q", shown)

@@ -34,8 +34,18 @@ type Upstream struct {
 	// TimeoutSeconds bounds the wait for the response head; default 30.
 	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
 	// TrustComputeCost lets this upstream set the cost by X-Compute-Cost; default true.
-	TrustComputeCost *bool  `json:"trust_compute_cost,omitempty"`
-	Health           Health `json:"health,omitzero"`
+	TrustComputeCost *bool `json:"trust_compute_cost,omitempty"`
+	// HTTP2 speaks nothing but HTTP/2 to the upstream, without TLS too (h2c). Otherwise TLS decides.
+	HTTP2 bool `json:"http2,omitempty"`
+	// PassHost sends the client's Host on; default: true for http, false for https, where the name is the certificate's.
+	PassHost *bool `json:"pass_host,omitempty"`
+	// MaxConnections bounds the connections of each edge to the upstream; default 4,096. Requests wait for one, within TimeoutSeconds.
+	MaxConnections int64 `json:"max_connections,omitempty"`
+	// ConnectTimeoutSeconds bounds the dialling and the TLS handshake, each; default 5.
+	ConnectTimeoutSeconds float64 `json:"connect_timeout_seconds,omitempty"`
+	// IdleTimeoutSeconds is how long a connection is kept for the next request; default 90.
+	IdleTimeoutSeconds float64 `json:"idle_timeout_seconds,omitempty"`
+	Health             Health  `json:"health,omitzero"`
 }
 
 // Health says how an upstream's multiplier moves; zero fields take the default in brackets.
@@ -79,6 +89,39 @@ type Route struct {
 	ExposeComputeCost bool `json:"expose_compute_cost,omitempty"`
 	// MaxBodyBytes bounds the request's body (413 above); default 64 MiB.
 	MaxBodyBytes int64 `json:"max_body_bytes,omitempty"`
+	// Headers are the families of fields that tell clients of their limits; default: RateLimitHeaders alone.
+	Headers []HeaderFamily `json:"headers,omitempty"`
+	// CORS lets pages of other origins call the route; nil: the upstream answers for that.
+	CORS *CORS `json:"cors,omitempty"`
+}
+
+// HeaderFamily is a way to tell clients of their limits.
+type HeaderFamily string
+
+// The families. X-RateLimit-Tier, -Algorithm and the like belong to none of them and are always sent.
+const (
+	// RateLimitHeaders are RateLimit-Limit, -Remaining and -Reset, in seconds from now.
+	RateLimitHeaders HeaderFamily = "ratelimit"
+	// XRateLimitHeaders are X-RateLimit-Limit, -Remaining and -Reset, the last in Unix seconds.
+	XRateLimitHeaders HeaderFamily = "x-ratelimit"
+	// IETFHeaders are RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers-10, with every limit of the client.
+	IETFHeaders HeaderFamily = "ietf"
+)
+
+// CORS is which pages of other origins may call a route, and how.
+type CORS struct {
+	// AllowedOrigins are scheme://host[:port], with at most one *, or "*" for all.
+	AllowedOrigins []string `json:"allowed_origins"`
+	// AllowedMethods: default GET, HEAD, POST, PUT, PATCH, DELETE.
+	AllowedMethods []string `json:"allowed_methods,omitempty"`
+	// AllowedHeaders may hold "*"; default Accept, Authorization, Content-Type, X-API-Key, X-Requested-With.
+	AllowedHeaders []string `json:"allowed_headers,omitempty"`
+	// ExposeHeaders are the upstream's fields that pages may read; the edge's own are exposed besides.
+	ExposeHeaders []string `json:"expose_headers,omitempty"`
+	// AllowCredentials lets cookies and the like come along; not with the origin "*".
+	AllowCredentials bool `json:"allow_credentials,omitempty"`
+	// MaxAgeSeconds is how long browsers may keep the answer to a preflight; default 600.
+	MaxAgeSeconds int64 `json:"max_age_seconds,omitempty"`
 }
 
 // Quota is what each client may spend on a route, in cost units. A token bucket

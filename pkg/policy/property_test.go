@@ -45,7 +45,9 @@ func policies(t *rapid.T) policy.Policy {
 		p.Upstreams[fmt.Sprintf("u%d", i)] = policy.Upstream{
 			URL:              rapid.SampledFrom([]string{"http://h", "https://10.0.0.1:8443/a%20b", "http://[::1]:1/x<y>&z"}).Draw(t, "url"),
 			TimeoutSeconds:   rapid.Float64Range(0.001, 3600).Draw(t, "timeout"),
-			TrustComputeCost: switches.Draw(t, "trust"),
+			TrustComputeCost: switches.Draw(t, "trust"), PassHost: switches.Draw(t, "pass host"),
+			HTTP2: rapid.Bool().Draw(t, "http2"), MaxConnections: rapid.Int64Range(0, 65_536).Draw(t, "connections"),
+			ConnectTimeoutSeconds: rapid.Float64Range(0.001, 60).Draw(t, "connect"), IdleTimeoutSeconds: rapid.Float64Range(1, 3600).Draw(t, "idle"),
 			Health: policy.Health{
 				SlowP95Ms: rapid.Float64Range(301, 9999).Draw(t, "slow"), Floor: rapid.Float64Range(0.2, 1).Draw(t, "floor"),
 				Window: rapid.IntRange(10, 1000).Draw(t, "window"),
@@ -70,6 +72,11 @@ func policies(t *rapid.T) policy.Policy {
 			ShadowMode: switches.Draw(t, "shadow"), ExposeComputeCost: rapid.Bool().Draw(t, "expose"),
 			CostPerSecond: rapid.Float64Range(0, bucket.MaxTokens).Draw(t, "per second"),
 			MaxBodyBytes:  rapid.Int64Range(0, 1<<40).Draw(t, "body"),
+			Headers:       rapid.SampledFrom([][]policy.HeaderFamily{nil, {policy.IETFHeaders}, {policy.XRateLimitHeaders, policy.RateLimitHeaders}}).Draw(t, "headers"),
+			CORS: rapid.SampledFrom([]*policy.CORS{
+				nil, {AllowedOrigins: []string{"*"}},
+				{AllowedOrigins: []string{"https://*.example.com:8443", "null"}, AllowedMethods: []string{"GET"}, AllowedHeaders: []string{"*"}, ExposeHeaders: []string{}, AllowCredentials: true, MaxAgeSeconds: 1},
+			}).Draw(t, "cors"),
 		}
 		if rapid.Bool().Draw(t, "priced") {
 			r.Cost = new(rapid.Float64Range(0, 1_000_000).Draw(t, "cost"))

@@ -19,6 +19,9 @@ type Rules struct {
 	Cost, MaxCost, CostPerSecond int64
 	ExposeComputeCost            bool
 	MaxBodyBytes                 int64
+	// Headers are the families of limit headers to send, at least one. CORS is nil where the route has none.
+	Headers []HeaderFamily
+	CORS    *CORS
 
 	// limits is what each plan's clients are held to ("": no plan); byUser has the users with an override of their own.
 	limits map[string][]ScopedLimit
@@ -47,7 +50,18 @@ type UpstreamRules struct {
 	URL              *url.URL
 	Timeout          time.Duration
 	TrustComputeCost bool
+	PassHost         bool
+	Connections      ConnectionRules
 	Health           HealthRules
+}
+
+// ConnectionRules are how connections to an upstream are made and kept.
+type ConnectionRules struct {
+	// HTTP2: nothing but HTTP/2, without TLS too.
+	HTTP2          bool
+	Max            int
+	ConnectTimeout time.Duration
+	IdleTimeout    time.Duration
 }
 
 // HealthRules is Health with its defaults, in integers: times in microseconds,

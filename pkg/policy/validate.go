@@ -17,9 +17,19 @@ import (
 // Defaults of the numbers that have one; deploy/policy.example.yaml says so too.
 const (
 	defaultTimeoutSeconds = 30
+	defaultMaxConnections = 4096
+	defaultConnectSeconds = 5
+	defaultIdleSeconds    = 90
 	defaultCost           = 1
 	defaultMaxCost        = 1_000_000
 	defaultMaxBodyBytes   = 64 << 20
+	defaultCORSMaxAge     = 600
+)
+
+var (
+	defaultHeaders     = []HeaderFamily{RateLimitHeaders}
+	defaultCORSMethods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
+	defaultCORSHeaders = []string{"Accept", "Authorization", "Content-Type", "X-API-Key", "X-Requested-With"}
 )
 
 var defaultHealth = Health{
@@ -38,6 +48,12 @@ func (p Policy) withDefaults() Policy {
 		if u.TrustComputeCost == nil {
 			u.TrustComputeCost = new(true)
 		}
+		if u.PassHost == nil {
+			u.PassHost = new(!strings.HasPrefix(strings.ToLower(u.URL), "https:"))
+		}
+		orElse(&u.MaxConnections, defaultMaxConnections)
+		orElse(&u.ConnectTimeoutSeconds, defaultConnectSeconds)
+		orElse(&u.IdleTimeoutSeconds, defaultIdleSeconds)
 		u.Health = u.Health.withDefaults()
 		return u
 	})
@@ -57,6 +73,10 @@ func (p Policy) withDefaults() Policy {
 		if len(r.Users) == 0 {
 			r.Users = nil
 		}
+		if r.Headers == nil {
+			r.Headers = slices.Clone(defaultHeaders)
+		}
+		r.CORS = r.CORS.withDefaults()
 		return r
 	})
 	p.Users = eachValue(p.Users, func(u User) User {
@@ -85,6 +105,24 @@ func (h Health) withDefaults() Health {
 	orElse(&h.Window, defaultHealth.Window)
 	orElse(&h.MaxAgeSeconds, defaultHealth.MaxAgeSeconds)
 	return h
+}
+
+func (c *CORS) withDefaults() *CORS {
+	if c == nil {
+		return nil
+	}
+	with := *c
+	if with.AllowedMethods == nil {
+		with.AllowedMethods = slices.Clone(defaultCORSMethods)
+	}
+	if with.AllowedHeaders == nil {
+		with.AllowedHeaders = slices.Clone(defaultCORSHeaders)
+	}
+	if len(with.ExposeHeaders) == 0 {
+		with.ExposeHeaders = nil
+	}
+	orElse(&with.MaxAgeSeconds, defaultCORSMaxAge)
+	return &with
 }
 
 func orElse[T comparable](field *T, otherwise T) {
@@ -258,12 +296,16 @@ func (v *validator) users() {
 
 var (
 	methodForm = regexp.MustCompile(`^[A-Z][A-Z-]{0,31}$`)
+	// fieldForm is a field name, originForm an origin as browsers send it, with at most one *.
+	fieldForm  = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
+	originForm = regexp.MustCompile(`^[a-z][a-z0-9+.-]*://([a-z0-9_.*-]{1,253}|\[[0-9a-f:.]+\])(:[0-9]{1,5}|:\*)?$`)
 	hostForm   = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?$`)
 )
 
 const (
 	maxPath    = 1024
 	maxMethods = 16
+	maxListed  = 64 // entries of a list of CORS
 )
 
 func (v *validator) routes() {
@@ -311,6 +353,10 @@ func (v *validator) route(at string, r Route) {
 	if *r.Cost > r.MaxCost {
 		v.errs.add(join(at, "cost"), 0, "%s must not be above max_cost, %s", decimal(*r.Cost), decimal(r.MaxCost))
 	}
+	v.headers(join(at, "headers"), r.Headers)
+	if r.CORS != nil {
+		v.cors(join(at, "cors"), *r.CORS)
+	}
 	algorithm := v.p.algorithmOf(r)
 	v.quota(at, r.Quota, algorithm)
 	for _, plan := range sortedKeys(r.Plans) {
@@ -325,6 +371,68 @@ func (v *validator) route(at string, r Route) {
 		}
 		v.override(at, r.Users[user], algorithm)
 	}
+}
+
+func (v *validator) headers(at string, families []HeaderFamily) {
+	if len(families) == 0 {
+		v.errs.add(at, 0, "is empty; name ratelimit, x-ratelimit or ietf, or leave it out")
+	}
+	for i, f := range families {
+		switch {
+		case f != RateLimitHeaders && f != XRateLimitHeaders && f != IETFHeaders:
+			v.errs.add(index(at, i), 0, "must be ratelimit, x-ratelimit or ietf, not %s", shorten(string(f)))
+		case slices.Contains(families[:i], f):
+			v.errs.add(index(at, i), 0, "%s is there twice", f)
+		}
+	}
+}
+
+func (v *validator) cors(at string, c CORS) {
+	each := func(key string, values []string, problem func(string) string) {
+		at := join(at, key)
+		if len(values) > maxListed {
+			v.errs.add(at, 0, "has %d entries; at most %d are allowed", len(values), maxListed)
+			return
+		}
+		for i, value := range values {
+			if p := problem(value); p != "" {
+				v.errs.add(index(at, i), 0, "%s", p)
+			}
+		}
+	}
+	if len(c.AllowedOrigins) == 0 {
+		v.errs.add(join(at, "allowed_origins"), 0, "must name an origin, such as https://app.example.com; to enable no CORS leave cors out")
+	}
+	each("allowed_origins", c.AllowedOrigins, func(origin string) string {
+		switch {
+		case origin == "*" && c.AllowCredentials:
+			return "* can't go with allow_credentials: browsers refuse it; name the origins"
+		case origin == "*", origin == "null":
+			return ""
+		case !originForm.MatchString(origin) || strings.Count(origin, "*") > 1:
+			return "must be scheme://host[:port] in lower case with at most one *, or *"
+		}
+		return ""
+	})
+	for key, values := range map[string][]string{"allowed_methods": c.AllowedMethods, "allowed_headers": c.AllowedHeaders} {
+		if values != nil && len(values) == 0 {
+			v.errs.add(join(at, key), 0, "is empty; for the default leave it out")
+		}
+	}
+	each("allowed_methods", c.AllowedMethods, func(method string) string {
+		if methodForm.MatchString(method) {
+			return ""
+		}
+		return "must be an HTTP method in capitals, such as GET"
+	})
+	field := func(name string) string {
+		if fieldForm.MatchString(name) {
+			return ""
+		}
+		return "must be the name of a header"
+	}
+	each("allowed_headers", c.AllowedHeaders, field)
+	each("expose_headers", c.ExposeHeaders, field)
 }
 
 func (v *validator) routePath(at, p string) {

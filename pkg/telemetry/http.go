@@ -3,6 +3,7 @@ package telemetry
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -33,8 +34,14 @@ func H2C() ServerOption {
 	return func(s *http.Server) {
 		s.Protocols = new(http.Protocols)
 		s.Protocols.SetHTTP1(true)
+		s.Protocols.SetHTTP2(true)
 		s.Protocols.SetUnencryptedHTTP2(true)
 	}
+}
+
+// TLS serves HTTPS, and HTTP/2 by it, with the certificates that config gives.
+func TLS(config *tls.Config) ServerOption {
+	return func(s *http.Server) { s.TLSConfig = config }
 }
 
 // NewHTTPServer gives the one server set-up. It has no timeout on bodies and
@@ -65,7 +72,13 @@ func (l errorLog) Write(line []byte) (int, error) {
 // those in flight the time drain to finish, and cuts the rest.
 func Serve(ctx context.Context, s *http.Server, ln net.Listener, drain time.Duration) error {
 	served := make(chan error, 1)
-	go func() { served <- s.Serve(ln) }()
+	go func() {
+		if s.TLSConfig != nil {
+			served <- s.ServeTLS(ln, "", "")
+			return
+		}
+		served <- s.Serve(ln)
+	}()
 	select {
 	case err := <-served:
 		return fmt.Errorf("serve on %s: %w", ln.Addr(), err)

@@ -19,7 +19,10 @@ type Config struct {
 	PolicyFile     string         `name:"policy-file" env:"AEGIS_EDGE_POLICY_FILE" type:"path" help:"Policy for a start with neither NATS nor a kept policy."`
 	TrustedProxies []netip.Prefix `name:"trusted-proxies" env:"AEGIS_EDGE_TRUSTED_PROXIES" help:"Networks whose X-Forwarded-For counts, such as 10.0.0.0/8,fd00::/8; default: none."`
 	IPv6Prefix     int            `name:"ipv6-prefix" env:"AEGIS_EDGE_IPV6_PREFIX" default:"64" help:"Length of the prefix that IPv6 clients without a key are counted by."`
-	H2C            bool           `name:"h2c" env:"AEGIS_EDGE_H2C" help:"Serve HTTP/2 without TLS too."`
+	H2C            bool           `name:"h2c" env:"AEGIS_EDGE_H2C" help:"Serve HTTP/2 without TLS too, to clients that know of it."`
+	TLSCertFile    string         `name:"tls-cert-file" env:"AEGIS_EDGE_TLS_CERT_FILE" type:"path" help:"Certificate chain (PEM) to serve HTTPS and HTTP/2 by; read again when it changes. Default: no TLS."`
+	TLSKeyFile     string         `name:"tls-key-file" env:"AEGIS_EDGE_TLS_KEY_FILE" type:"path" help:"Its private key (PEM)."`
+	ProxyProtocol  bool           `name:"proxy-protocol" env:"AEGIS_EDGE_PROXY_PROTOCOL" help:"Take the client's address from the PROXY protocol header (v1 or v2) that each trusted proxy must then send."`
 	AccessLog      uint32         `name:"access-log" env:"AEGIS_EDGE_ACCESS_LOG" default:"0" help:"Log one request in so many; 0: none."`
 	MaxQueued      int            `name:"max-queued" env:"AEGIS_EDGE_MAX_QUEUED" default:"100000" help:"Finished requests that may wait for NATS; what exceeds it is lost, counted and alarmed."`
 	DrainWait      time.Duration  `name:"drain-wait" env:"AEGIS_EDGE_DRAIN_WAIT" default:"0s" help:"On shutdown, how long to serve on while not ready, so that load balancers turn away."`
@@ -56,6 +59,12 @@ func (c Config) Validate() error {
 		return fmt.Errorf("max-queued %d: want 1 or more", c.MaxQueued)
 	case c.DrainWait < 0 || c.DrainTimeout < 0 || c.FlushTimeout < 0:
 		return errors.New("drain-wait, drain-timeout, flush-timeout: must not be negative")
+	}
+	switch {
+	case (c.TLSCertFile == "") != (c.TLSKeyFile == ""):
+		return errors.New("tls-cert-file, tls-key-file: set both or neither")
+	case c.ProxyProtocol && len(c.TrustedProxies) == 0:
+		return errors.New("proxy-protocol: name the proxies that send it in trusted-proxies")
 	}
 	for _, p := range c.TrustedProxies {
 		if p != p.Masked() {

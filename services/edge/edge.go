@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -47,6 +48,7 @@ type Service struct {
 	policies *policyFeed
 	health   healthFeed
 	listener net.Listener
+	cert     *certificate // nil without TLS
 	draining atomic.Bool
 }
 
@@ -93,11 +95,14 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
 	s.handler = proxy.New(proxy.Options{Engine: s.engine, AccessLog: cfg.AccessLog, Log: s.log, Registry: deps.Registry})
-	listener, err := net.Listen("tcp", cfg.Addr)
-	if err != nil {
-		return nil, fmt.Errorf("edge: addr: %w", err)
+	if cfg.TLSCertFile != "" {
+		if s.cert, err = newCertificate(cfg.TLSCertFile, cfg.TLSKeyFile, s.log); err != nil {
+			return nil, fmt.Errorf("edge: %w", err)
+		}
 	}
-	s.listener = listener
+	if s.listener, err = listen(cfg, s.engine.Identifier); err != nil {
+		return nil, fmt.Errorf("edge: %w", err)
+	}
 	return s, nil
 }
 
@@ -137,6 +142,9 @@ func (s *Service) serve(ctx context.Context) error {
 	var opts []telemetry.ServerOption
 	if s.cfg.H2C {
 		opts = append(opts, telemetry.H2C())
+	}
+	if s.cert != nil {
+		opts = append(opts, telemetry.TLS(&tls.Config{GetCertificate: s.cert.get}))
 	}
 	s.log.Info().Str("addr", s.Addr()).Msg("serving")
 	err := telemetry.Serve(serving, telemetry.NewHTTPServer(s.handler, s.log, opts...), s.listener, s.cfg.DrainTimeout)

@@ -421,12 +421,15 @@ func TestConfig(t *testing.T) {
 		t.Error(err)
 	}
 	for field, change := range map[string]func(*edge.Config){
-		"id":            func(c *edge.Config) { c.ID = "Edge.1" },
-		"addr":          func(c *edge.Config) { c.Addr = "" },
-		"data-dir":      func(c *edge.Config) { c.DataDir = "" },
-		"ipv6-prefix":   func(c *edge.Config) { c.IPv6Prefix = 129 },
-		"max-queued":    func(c *edge.Config) { c.MaxQueued = 0 },
-		"drain-timeout": func(c *edge.Config) { c.DrainTimeout = -1 },
+		"id":             func(c *edge.Config) { c.ID = "Edge.1" },
+		"addr":           func(c *edge.Config) { c.Addr = "" },
+		"data-dir":       func(c *edge.Config) { c.DataDir = "" },
+		"ipv6-prefix":    func(c *edge.Config) { c.IPv6Prefix = 129 },
+		"max-queued":     func(c *edge.Config) { c.MaxQueued = 0 },
+		"drain-timeout":  func(c *edge.Config) { c.DrainTimeout = -1 },
+		"tls-key-file":   func(c *edge.Config) { c.TLSCertFile = "cert.pem" },
+		"tls-cert-file":  func(c *edge.Config) { c.TLSKeyFile = "key.pem" },
+		"proxy-protocol": func(c *edge.Config) { c.ProxyProtocol = true },
 	} {
 		c := good
 		change(&c)

@@ -5,9 +5,12 @@ go 1.26.0
 require (
 	github.com/aegisrate/aegisrate v0.0.0
 	github.com/alecthomas/kong v1.17.0
+	github.com/dunglas/httpsfv v1.1.2
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/google/go-cmp v0.7.0
+	github.com/pires/go-proxyproto v0.15.0
 	github.com/prometheus/client_golang v1.25.0
+	github.com/rs/cors v1.11.1
 	github.com/rs/zerolog v1.35.1
 )
 

@@ -57,12 +57,60 @@ type Decision struct {
 	// tokens, Reset is in seconds.
 	Known                   bool
 	Limit, Remaining, Reset int64
+	// ResetAt is the moment of Reset by the store's clock, in Unix seconds.
+	ResetAt int64
 	// RetryAfter is in seconds; 0: no wait helps, or none is needed.
 	RetryAfter int64
 
 	// time is the store's clock at the decision, Unix microseconds.
 	time    int64
 	charges []charge
+	// limits and states are what was checked; none where nothing is Known.
+	limits []store.Limit
+	states []store.LimitState
+}
+
+// LimitView is the state of one of a client's limits, as clients are told of it.
+type LimitView struct {
+	Name string
+	// Quota, in whole tokens, comes back in Window seconds; Remaining of it are left,
+	// and it is whole again after Reset seconds.
+	Quota, Window, Remaining, Reset int64
+}
+
+// Limits are the views of all limits that were checked.
+func (d *Decision) Limits() []LimitView {
+	views := make([]LimitView, len(d.limits))
+	for i, l := range d.limits {
+		views[i] = LimitView{
+			Name:      l.Scope,
+			Quota:     l.Spec.Capacity / bucket.One,
+			Window:    window(l.Spec),
+			Remaining: max(0, d.states[i].Remaining/bucket.One),
+			Reset:     d.reset(d.states[i]),
+		}
+	}
+	return views
+}
+
+// window is how many seconds it takes at the most until a whole quota is there again.
+func window(s bucket.Spec) int64 {
+	switch s.Kind {
+	case bucket.SlidingWindow:
+		return s.Window
+	case bucket.DailyQuota:
+		return 24 * 60 * 60
+	default:
+		return max(1, (s.Capacity+s.Rate-1)/s.Rate)
+	}
+}
+
+// reset is a limit's reset in seconds: not before it lets the request pass, where it does not.
+func (d *Decision) reset(s store.LimitState) int64 {
+	if d.Tier == bucket.Green || s.Tier == bucket.Green {
+		return seconds(s.Reset)
+	}
+	return max(1, seconds(s.Reset), seconds(s.Wait))
 }
 
 // charge is what one limit paid.
@@ -96,11 +144,13 @@ func (d *Decision) read(limits []store.Limit, states []store.LimitState) {
 	d.LimitName = limits[i].Scope
 	d.Limit = limits[i].Spec.Capacity / bucket.One
 	d.Remaining = max(0, states[i].Remaining/bucket.One)
-	d.Reset = seconds(states[i].Reset)
+	d.Reset = d.reset(states[i])
+	d.ResetAt = seconds(d.time + states[i].Reset)
 	if d.Tier != bucket.Green {
 		d.RetryAfter = max(1, seconds(states[i].Wait))
-		d.Reset = max(1, d.Reset)
+		d.ResetAt = max(d.ResetAt, seconds(d.time)+d.Reset)
 	}
+	d.limits, d.states = limits, states
 }
 
 // fraction is how much of a limit is left.

@@ -8,7 +8,8 @@
 // copies are removed, in heads, informational answers and trailers alike. An
 // upstream sees the API key in Authorization, which may be its own credential too,
 // but not a verified key in X-API-Key, which was meant for the edge.
-// X-Forwarded-* and X-Real-IP of a peer that is no trusted proxy are replaced.
+// X-Forwarded-*, Forwarded and X-Real-IP of a peer that is no trusted proxy are replaced
+// or removed.
 // The path is forwarded as it came; it was matched in its clean, decoded form.
 //
 // # What is counted
@@ -16,6 +17,9 @@
 // Every forwarded request is finished in admission exactly once: when its last byte
 // has been passed on, when it failed, when its client went away, or when an
 // upgraded connection was closed.
+//
+// A preflight of a route with CORS is answered here and is no request: it is charged to
+// nobody and finished nowhere.
 //
 // Requests that are ambiguous by themselves (Content-Length with Transfer-Encoding,
 // bare line feeds) are net/http's to judge: what it accepts it re-frames, so that

@@ -8,6 +8,7 @@ import (
 	"net/http/httptrace"
 	"net/http/httputil"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,24 +71,32 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 
 	r = r.WithContext(x.ctx)
 	if r.ContentLength != 0 {
-		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait}
+		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait, lastly: r.ProtoMajor == 1}
 		r.Body = x.body
+		// Else the server would read the rest of the body before it passes on an answer that comes early.
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			h.log.Debug().Err(err).Msg("body and answer can't stream at once")
+		}
 	}
 	x.proxy = httputil.ReverseProxy{
 		Rewrite:        x.rewrite,
 		ModifyResponse: x.take,
 		ErrorHandler:   x.fail,
-		Transport:      h.transport,
+		Transport:      h.upstreams.of(d.Route.Upstream, d.Upstream.Connections),
 		FlushInterval:  -1,
 		BufferPool:     &h.buffers,
 		ErrorLog:       h.errorLog,
 	}
 	x.proxy.ServeHTTP(w, r)
+	x.body.end(w)
 }
 
 // rewrite makes the upstream's request. Hop-by-hop and forwarding headers are gone from it already.
 func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	pr.SetURL(x.d.Upstream.URL)
+	if x.d.Upstream.PassHost {
+		pr.Out.Host = pr.In.Host
+	}
 	pr.Out.URL.RawQuery = pr.In.URL.RawQuery // nothing here was decided by it
 	in, out := pr.In.Header, pr.Out.Header
 	stripOurs(out)
@@ -102,13 +111,16 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	}
 	pr.SetXForwarded()
 	if trusted {
-		for _, name := range [...]string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
+		for _, name := range [...]string{"X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded"} {
 			if v := in[name]; len(v) > 0 {
 				out[name] = slices.Clone(v)
 			}
 		}
 	}
 	out.Set(headerRequestID, x.id)
+	if x.body != nil {
+		pr.Out.Trailer = x.body.announce(pr.In.Trailer)
+	}
 }
 
 // take looks at the upstream's head and makes it ours.
@@ -130,11 +142,16 @@ func (x *exchange) take(res *http.Response) error {
 	}
 	res.Header.Set(headerRequestID, x.id)
 	setDecision(res.Header, x.d)
+	x.body.answered(res.Header)
 
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		x.upgraded = true
 		x.w.status = res.StatusCode // the answer bypasses the recorder
 		return nil
+	}
+	if len(res.Trailer) > 0 && res.Request.Method != http.MethodHead {
+		res.Header.Del("Content-Length") // HTTP/1.1 has trailers only without it
+		res.ContentLength = -1
 	}
 	if n := res.ContentLength; n >= 0 && n <= bufferSize {
 		// It most likely comes at once: head and body then leave in one write.
@@ -177,6 +194,7 @@ func (x *exchange) fail(w http.ResponseWriter, _ *http.Request, err error) {
 	x.h.log.Debug().Err(err).Str("request", x.id).Str("upstream", x.d.Route.Upstream).Str("outcome", string(x.failure)).Msg("no answer from the upstream")
 	p.Route = x.d.Route.Name
 	setDecision(w.Header(), x.d)
+	x.body.answered(w.Header())
 	writeProblem(w, x.id, p)
 }
 
@@ -219,18 +237,67 @@ func (x *exchange) outcome() events.Outcome {
 // upstream's time does not run.
 type requestBody struct {
 	io.ReadCloser
-	wait *patience
-	err  atomic.Pointer[error] // why it ended early
+	wait  *patience
+	err   atomic.Pointer[error] // why it ended early
+	whole atomic.Bool
+	// lastly says that a connection ends with a body that is not read: in HTTP/1.
+	lastly bool
+
+	// received is the client's trailer, which net/http fills in at the end of the body; sent is the
+	// upstream's, which the transport reads after that.
+	received, sent http.Header
+}
+
+// announce gives the trailer that the upstream will get, without values yet. What the client has
+// not announced is not sent on: it can't be told beforehand, nor what it may replace.
+func (b *requestBody) announce(received http.Header) (sent http.Header) {
+	for name := range received {
+		if isOurs(name) || name == admission.KeyHeader || strings.HasPrefix(name, "X-Forwarded-") || name == headerRequestID {
+			continue
+		}
+		if b.sent == nil {
+			b.received, b.sent = received, make(http.Header)
+		}
+		b.sent[name] = nil
+	}
+	return b.sent
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.wait.pause()
 	n, err := b.ReadCloser.Read(p)
 	b.wait.resume()
-	if err != nil && err != io.EOF {
+	switch err {
+	case nil:
+	case io.EOF:
+		b.whole.Store(true)
+		for name := range b.sent {
+			b.sent[name] = b.received[name]
+		}
+	default:
 		b.err.CompareAndSwap(nil, &err)
 	}
 	return n, err
+}
+
+// answered notes that the answer, of header h, begins. Where the body is not read to its end by
+// then, the connection takes no other request: what is left of the body must not be read as one.
+func (b *requestBody) answered(h http.Header) {
+	if b != nil && b.lastly && !b.whole.Load() {
+		h.Set("Connection", "close")
+	}
+}
+
+// end leaves nobody reading the body, once the answer is whole. The server would do so after the
+// handler, and wait for a client that has stalled for as long as it stays.
+func (b *requestBody) end(w http.ResponseWriter) {
+	if b == nil || b.whole.Load() {
+		return
+	}
+	c := http.NewResponseController(w)
+	_ = c.Flush()
+	_ = c.SetReadDeadline(time.Now().Add(unreadBody))
+	b.Close()
 }
 
 func (b *requestBody) broken() bool { return b != nil && b.err.Load() != nil }

@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/policy"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
@@ -17,6 +19,11 @@ const (
 	headerLimit      = "Ratelimit-Limit"
 	headerRemaining  = "Ratelimit-Remaining"
 	headerReset      = "Ratelimit-Reset"
+	headerXLimit     = "X-Ratelimit-Limit"
+	headerXRemaining = "X-Ratelimit-Remaining"
+	headerXReset     = "X-Ratelimit-Reset"
+	headerPolicy     = "Ratelimit-Policy"
+	headerState      = "Ratelimit"
 	headerRetryAfter = "Retry-After"
 	headerTier       = "X-Ratelimit-Tier"
 	headerAlgorithm  = "X-Ratelimit-Algorithm"
@@ -35,23 +42,33 @@ var ours = []string{"Ratelimit", "X-Ratelimit-", "X-Edge-", headerComputeCost, h
 // stripOurs removes what only the edge may say.
 func stripOurs(h http.Header) {
 	for name := range h {
-		for _, prefix := range ours {
-			if strings.HasPrefix(name, prefix) {
-				delete(h, name)
-				break
-			}
+		if isOurs(name) {
+			delete(h, name)
 		}
 	}
+}
+
+func isOurs(name string) bool {
+	for _, prefix := range ours {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// told are the documented names of all headers that tell of limits.
+var told = []string{
+	"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset",
+	"RateLimit-Policy", "RateLimit", "X-RateLimit-Tier", "X-RateLimit-Algorithm",
+	"X-RateLimit-Adaptive-Multiplier", "X-RateLimit-Shadow-Exceeded", "X-RateLimit-Exempt", "X-RateLimit-Degraded",
 }
 
 // spelled is how the documentation spells our names where net/http's canonical form differs.
 // Readers must not care, but people and their scripts do.
 var spelled = func() map[string]string {
 	names := map[string]string{}
-	for _, name := range []string{
-		"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Tier", "X-RateLimit-Algorithm",
-		"X-RateLimit-Adaptive-Multiplier", "X-RateLimit-Shadow-Exceeded", "X-RateLimit-Exempt", "X-RateLimit-Degraded",
-	} {
+	for _, name := range told {
 		names[http.CanonicalHeaderKey(name)] = name
 	}
 	return names
@@ -77,9 +94,9 @@ func setDecision(h http.Header, d *admission.Decision) {
 		return
 	}
 	if d.Known {
-		h.Set(headerLimit, strconv.FormatInt(d.Limit, 10))
-		h.Set(headerRemaining, strconv.FormatInt(d.Remaining, 10))
-		h.Set(headerReset, strconv.FormatInt(d.Reset, 10))
+		for _, family := range d.Route.Headers {
+			setLimit(h, family, d)
+		}
 	}
 	if d.RetryAfter > 0 {
 		h.Set(headerRetryAfter, strconv.FormatInt(d.RetryAfter, 10))
@@ -95,6 +112,32 @@ func setDecision(h http.Header, d *admission.Decision) {
 	}
 	if d.Action == admission.Degrade {
 		h.Set(headerDegradation, "Deferred")
+	}
+}
+
+// setLimit tells of the limit that decided, or of all of them, in the terms of one family.
+func setLimit(h http.Header, family policy.HeaderFamily, d *admission.Decision) {
+	switch family {
+	case policy.RateLimitHeaders:
+		h.Set(headerLimit, strconv.FormatInt(d.Limit, 10))
+		h.Set(headerRemaining, strconv.FormatInt(d.Remaining, 10))
+		h.Set(headerReset, strconv.FormatInt(d.Reset, 10))
+	case policy.XRateLimitHeaders:
+		h.Set(headerXLimit, strconv.FormatInt(d.Limit, 10))
+		h.Set(headerXRemaining, strconv.FormatInt(d.Remaining, 10))
+		h.Set(headerXReset, strconv.FormatInt(d.ResetAt, 10))
+	case policy.IETFHeaders:
+		var quotas, states []byte
+		for i, l := range d.Limits() {
+			if i > 0 {
+				quotas, states = append(quotas, ", "...), append(states, ", "...)
+			}
+			// A policy's names need no escape in a structured field's string.
+			quotas = fmt.Appendf(quotas, `"%s";q=%d;w=%d`, l.Name, l.Quota, l.Window)
+			states = fmt.Appendf(states, `"%s";r=%d;t=%d`, l.Name, l.Remaining, l.Reset)
+		}
+		h.Set(headerPolicy, string(quotas))
+		h.Set(headerState, string(states))
 	}
 }
 

@@ -314,8 +314,8 @@ func TestUpstreamSees(t *testing.T) {
 		},
 		{
 			name: "trusted peer", trusted: loopback, client: "ip:203.0.113.7",
-			send: []string{"X-Forwarded-For", "1.1.1.1, 203.0.113.7", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "www.test", "X-Real-Ip", "203.0.113.7", "X-Request-Id", "mine"},
-			want: map[string]string{"X-Forwarded-For": "1.1.1.1, 203.0.113.7, 127.0.0.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "www.test", "X-Real-Ip": "203.0.113.7", "X-Request-Id": "mine"},
+			send: []string{"X-Forwarded-For", "1.1.1.1, 203.0.113.7", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "www.test", "Forwarded", "for=203.0.113.7", "X-Real-Ip", "203.0.113.7", "X-Request-Id", "mine"},
+			want: map[string]string{"X-Forwarded-For": "1.1.1.1, 203.0.113.7, 127.0.0.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "www.test", "Forwarded": "for=203.0.113.7", "X-Real-Ip": "203.0.113.7", "X-Request-Id": "mine"},
 		},
 		{
 			name: "trusted peer with a hostile request id", trusted: loopback, client: "ip:127.0.0.1",
@@ -371,7 +371,7 @@ func TestUpstreamSees(t *testing.T) {
 			} else if e := r.event(); e.ID != id || e.Client != test.client {
 				t.Errorf("event of %s with id %s, want %s with %s", e.Client, e.ID, test.client, id)
 			}
-			if "http://"+host != url || uri != "/base/api/a%2Fb?x=1;y=%zz&z" {
+			if host != "edge.test" || uri != "/base/api/a%2Fb?x=1;y=%zz&z" {
 				t.Errorf("asked %s for %s", host, uri)
 			}
 		})

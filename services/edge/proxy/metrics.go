@@ -23,7 +23,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "aegis_edge_requests_total",
-			Help: "Requests by route and tier; a tier of none was refused before any limit, exempt is an admin.",
+			Help: "Requests by route and tier; a tier of none was refused before any limit, exempt is an admin, preflight a browser's free question.",
 		}, []string{"route", "tier"}),
 		responses: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "aegis_edge_responses_total",

@@ -16,6 +16,7 @@ type recorder struct {
 	id       string
 	status   int
 	decision *admission.Decision
+	finalize func() // has the last word on the header of the answer; may be nil
 }
 
 // Unwrap lets http.ResponseController flush and hijack.
@@ -26,6 +27,9 @@ func (w *recorder) WriteHeader(status int) {
 		stripOurs(w.Header())
 	} else if w.status == 0 {
 		w.status = status
+		if w.finalize != nil {
+			w.finalize()
+		}
 		spell(w.Header())
 	}
 	w.ResponseWriter.WriteHeader(status)
@@ -33,7 +37,7 @@ func (w *recorder) WriteHeader(status int) {
 
 func (w *recorder) Write(p []byte) (int, error) {
 	if w.status == 0 {
-		w.status = http.StatusOK
+		w.WriteHeader(http.StatusOK)
 	}
 	return w.ResponseWriter.Write(p)
 }

@@ -33,7 +33,8 @@ type Options struct {
 type Handler struct {
 	engine    *admission.Engine
 	router    http.Handler
-	transport *http.Transport
+	upstreams transports
+	origins   origins
 	buffers   buffers
 	metrics   *metrics
 	access    zerolog.Logger
@@ -45,11 +46,10 @@ type Handler struct {
 // New makes the handler; Close ends it.
 func New(o Options) *Handler {
 	h := &Handler{
-		engine:    o.Engine,
-		transport: newTransport(),
-		metrics:   newMetrics(o.Registry),
-		access:    zerolog.Nop(),
-		log:       o.Log,
+		engine:  o.Engine,
+		metrics: newMetrics(o.Registry),
+		access:  zerolog.Nop(),
+		log:     o.Log,
 	}
 	if o.AccessLog > 0 {
 		h.access = o.Log.Sample(&zerolog.BasicSampler{N: o.AccessLog})
@@ -73,7 +73,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.router.S
 // no more requests.
 func (h *Handler) Close(ctx context.Context) error {
 	err := h.open.drain(ctx)
-	h.transport.CloseIdleConnections()
+	h.upstreams.closeIdle()
 	return err
 }
 
@@ -82,6 +82,9 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 	w := rw.(*recorder)
 	if r.Method == http.MethodConnect {
 		writeProblem(w, w.id, plainProblem(http.StatusMethodNotAllowed, "the edge is no forward proxy"))
+		return
+	}
+	if h.preflight(w, r) {
 		return
 	}
 	began := time.Now()
@@ -100,6 +103,7 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 		// net/http reads a small rest of a body before it answers. Where no deadline can be set, it waits for none.
 		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(unreadBody))
 	}
+	h.allowOrigin(w, r, &d)
 	switch d.Action {
 	case admission.Forward:
 		h.forward(w, r, &d, w.id)

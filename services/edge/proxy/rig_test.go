@@ -46,6 +46,7 @@ type rigConfig struct {
 	trusted []netip.Prefix
 	store   store.Store
 	access  uint32
+	server  []telemetry.ServerOption
 }
 
 const testTime = 1_700_000_000_000_000 // µs
@@ -78,7 +79,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	}
 	r.addr = ln.Addr().String()
 	r.url = "http://" + r.addr
-	r.server = telemetry.NewHTTPServer(r.handler, log)
+	r.server = telemetry.NewHTTPServer(r.handler, log, c.server...)
 	go r.server.Serve(ln)
 	t.Cleanup(func() { r.server.Close() })
 	return r

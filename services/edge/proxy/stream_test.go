@@ -168,7 +168,7 @@ func TestBothWaysAtOnce(t *testing.T) {
 	})
 	r := newRig(t, rigConfig{policy: strings.Replace(policyFor(url, "max_body_bytes: 10"), "timeout_seconds: 5", "timeout_seconds: 0.3", 1)})
 	body, up := io.Pipe()
-	res, err := client.Do(r.request(http.MethodPost, "/api", body))
+	res, err := keepAlive(t).Do(r.request(http.MethodPost, "/api", body))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,23 +5,81 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/aegisrate/aegisrate/pkg/policy"
 )
 
-// newTransport is the one client of all upstreams. The wait for a response head is
-// bounded by each exchange, since upstreams differ in it.
-func newTransport() *http.Transport {
-	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}
-	return &http.Transport{
+// maxIdle bounds the connections to an upstream that are kept for later.
+const maxIdle = 512
+
+// transports has the client of each upstream, made anew when its connection rules change.
+type transports struct {
+	mu         sync.RWMutex
+	byUpstream map[string]upstreamTransport
+}
+
+type upstreamTransport struct {
+	rules policy.ConnectionRules
+	*http.Transport
+}
+
+// of gives the client of an upstream. Requests under way keep the one they began with.
+func (t *transports) of(upstream string, rules policy.ConnectionRules) *http.Transport {
+	t.mu.RLock()
+	have, ok := t.byUpstream[upstream]
+	t.mu.RUnlock()
+	if ok && have.rules == rules {
+		return have.Transport
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if have, ok = t.byUpstream[upstream]; ok && have.rules == rules {
+		return have.Transport
+	}
+	if ok {
+		have.CloseIdleConnections()
+	}
+	if t.byUpstream == nil {
+		t.byUpstream = make(map[string]upstreamTransport)
+	}
+	made := newTransport(rules)
+	t.byUpstream[upstream] = upstreamTransport{rules, made}
+	return made
+}
+
+func (t *transports) closeIdle() {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, one := range t.byUpstream {
+		one.CloseIdleConnections()
+	}
+}
+
+// newTransport is a client of one upstream. The wait for a response head is bounded by
+// each exchange, which does not count the time that the client takes for its body.
+//
+// It sends a request again by itself where a connection that was kept turns out to be
+// closed: if nothing had been sent, or if the request is idempotent, has no body, and no
+// byte was answered. That is one exchange, charged once.
+func newTransport(rules policy.ConnectionRules) *http.Transport {
+	dialer := &net.Dialer{Timeout: rules.ConnectTimeout, KeepAlive: 30 * time.Second}
+	t := &http.Transport{
 		DialContext:            dialer.DialContext,
 		ForceAttemptHTTP2:      true,
 		DisableCompression:     true, // what the client accepts is between it and the upstream
-		MaxIdleConns:           2048,
-		MaxIdleConnsPerHost:    512,
-		IdleConnTimeout:        90 * time.Second,
-		TLSHandshakeTimeout:    5 * time.Second,
+		MaxConnsPerHost:        rules.Max,
+		MaxIdleConnsPerHost:    min(maxIdle, rules.Max),
+		IdleConnTimeout:        rules.IdleTimeout,
+		TLSHandshakeTimeout:    rules.ConnectTimeout,
 		ExpectContinueTimeout:  time.Second,
 		MaxResponseHeaderBytes: 64 << 10,
 	}
+	if rules.HTTP2 {
+		t.Protocols = new(http.Protocols)
+		t.Protocols.SetHTTP2(true)
+		t.Protocols.SetUnencryptedHTTP2(true)
+	}
+	return t
 }
 
 // buffers lends out copy buffers to the reverse proxy.
