@@ -61,13 +61,15 @@ base_image() {
   say "building $base by debootstrap (about a minute)"
   local dir
   dir=$(mktemp -d)
-  debootstrap --variant=minbase bookworm "$dir" http://deb.debian.org/debian >"$cache/debootstrap.log" 2>&1 ||
+  debootstrap --variant=minbase bookworm "$dir" >"$cache/debootstrap.log" 2>&1 ||
     { rm -rf "$dir"; die "debootstrap failed; see $cache/debootstrap.log"; }
   rm -rf "$dir"/var/cache/apt/archives/*.deb "$dir"/var/lib/apt/lists/* "$dir"/usr/share/{doc,man,locale}/*
   # No package caches in the images that start from this one; security updates too.
   printf 'Dir::Cache::pkgcache "";\nDir::Cache::srcpkgcache "";\nAPT::Keep-Downloaded-Packages "false";\n' >"$dir/etc/apt/apt.conf.d/90image"
-  printf 'deb http://deb.debian.org/debian %s main\n' bookworm bookworm-updates >"$dir/etc/apt/sources.list"
-  printf 'deb http://deb.debian.org/debian-security bookworm-security main\n' >>"$dir/etc/apt/sources.list"
+  # debootstrap has written the mirror it used, for the release alone.
+  local sources=$dir/etc/apt/sources.list release
+  release=$(<"$sources")
+  printf '%s\n' "${release/ bookworm / bookworm-updates }" "${release/\/debian bookworm /\/debian-security bookworm-security }" >>"$sources"
   tar -C "$dir" --numeric-owner -c . | docker import --change "LABEL $label=debootstrap" --change 'CMD ["bash"]' - "$base" >/dev/null
   rm -rf "$dir"
 }
