@@ -50,6 +50,9 @@ func (b *Bus) provision(ctx context.Context, s events.Stream) error {
 		MaxMsgSize:        unbounded(s.MaxMessage),
 		Duplicates:        s.Dedup,
 		Replicas:          b.replicas,
+		AllowDirect:       s.KeyValue,
+		AllowRollup:       s.KeyValue,
+		DenyDelete:        s.KeyValue,
 	}
 	if s.RefuseNew {
 		cfg.Discard = jetstream.DiscardNew

@@ -61,7 +61,11 @@ var (
 	}
 	audit = events.Audit{
 		Time: noon, Action: "config.change", By: "192.0.2.7", Via: "nats", Result: "unauthenticated", Detail: "X-Admin-Token is missing",
+		Target: "user:ann", Actor: "bea", Reason: "support case 17",
 	}
+	changed = events.BucketsChanged{Buckets: []events.ChangedBucket{
+		{Client: "user:ann", Scope: "fast"}, {Client: "ip:2001:db8::/64"},
+	}}
 	deadLetter = events.DeadLetter{
 		Stream: events.StreamResponses, Seq: 31, Subject: events.SubjectResponse("x"), Reason: "malformed", Data: []byte(`{"type":`),
 	}
@@ -74,6 +78,7 @@ func TestWireForms(t *testing.T) {
 	t.Run("heartbeat", golden("heartbeat.v1.json", heartbeat, events.Encode, events.Decode))
 	t.Run("config", golden("config.v1.json", config, events.Encode, events.Decode))
 	t.Run("audit", golden("audit.v1.json", audit, events.Encode, events.Decode))
+	t.Run("changed", golden("changed.v1.json", changed, events.Encode, events.Decode))
 	t.Run("deadletter", golden("deadletter.v1.json", deadLetter, events.Encode, events.Decode))
 }
 

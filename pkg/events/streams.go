@@ -9,6 +9,8 @@ const (
 	StreamConfig     = "AEGIS_CONFIG"
 	StreamAudit      = "AEGIS_AUDIT"
 	StreamDeadLetter = "AEGIS_DEADLETTER"
+	// StreamRules is the stream of the KV bucket AEGIS_RULES.
+	StreamRules = "KV_AEGIS_RULES"
 )
 
 // Stream is what a stream must look like. Package bus provisions it.
@@ -26,6 +28,8 @@ type Stream struct {
 	MaxMessage int32
 	// Dedup is the window in which a message id is remembered.
 	Dedup time.Duration
+	// KeyValue makes the stream a KV bucket, which its name must say ("KV_<bucket>").
+	KeyValue bool
 }
 
 const (
@@ -69,6 +73,17 @@ func Streams() []Stream {
 			MaxAge:      90 * day,
 			MaxBytes:    256 * mib,
 			Dedup:       2 * time.Minute,
+		},
+		{
+			Name:          StreamRules,
+			Description:   "Users, API keys (their hashes) and plans, as edges look them up",
+			Subjects:      []string{SubjectRules(">")},
+			MaxPerSubject: 1,
+			MaxBytes:      gib, // a million users and their keys take most of it
+			RefuseNew:     true,
+			MaxMessage:    256 << 10,
+			Dedup:         2 * time.Minute,
+			KeyValue:      true,
 		},
 		{
 			Name:        StreamDeadLetter,

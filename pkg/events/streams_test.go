@@ -19,6 +19,9 @@ func TestEverySubjectHasItsStream(t *testing.T) {
 		events.SubjectDeadLetter("settler"):       events.StreamDeadLetter,
 		events.SubjectHeartbeat("edge-1"):         "", // core
 		events.SubjectConfigCommand:               "", // a service
+		events.SubjectControl:                     "", // a service
+		events.SubjectChanged(7):                  "", // core
+		events.SubjectRules("user.ann"):           events.StreamRules,
 		events.SubjectConfigCommand + ".anything": "",
 	} {
 		var got []string
@@ -35,9 +38,12 @@ func TestEverySubjectHasItsStream(t *testing.T) {
 	}
 }
 
-// matches applies the wildcard "*" of NATS subjects.
+// matches applies the wildcards of NATS subjects.
 func matches(pattern, subject string) bool {
 	p, s := strings.Split(pattern, "."), strings.Split(subject, ".")
+	if last := len(p) - 1; p[last] == ">" && len(s) > last {
+		p, s = p[:last], s[:last]
+	}
 	if len(p) != len(s) {
 		return false
 	}

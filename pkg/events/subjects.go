@@ -1,6 +1,9 @@
 package events
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // Subjects that services publish to and subscribe on. No subject is written
 // anywhere else. Tokens built from names (an upstream, an edge) are safe as
@@ -8,15 +11,22 @@ import "strings"
 const (
 	// SubjectConfigCommand takes a change request (a micro service; see ConfigCommand).
 	SubjectConfigCommand = "aegis.config.command"
+	// SubjectControl takes every request of the admin API (a micro service): the method and the path
+	// are in the headers HeaderMethod and HeaderPath, the answer's status in Nats-Service-Error-Code.
+	SubjectControl = "aegis.control"
 	// SubjectConfigUpdates carries every accepted config version (see ConfigVersion).
 	SubjectConfigUpdates = "aegis.config.updates"
 	// SubjectAudit carries admin operations and failed authentications (see Audit).
 	SubjectAudit = "aegis.audit"
 
+	// subjectRules are the keys of the KV bucket AEGIS_RULES, as NATS names them.
+	subjectRules = "$KV.AEGIS_RULES."
+
 	subjectResponse   = "aegis.response."
 	subjectHealth     = "aegis.health."
 	subjectHeartbeat  = "aegis.edge.heartbeat."
 	subjectDeadLetter = "aegis.deadletter."
+	subjectChanged    = "aegis.bucket.changed."
 )
 
 // Wildcards over the subjects that carry a name.
@@ -25,6 +35,7 @@ const (
 	AllHealth      = subjectHealth + "*"
 	AllHeartbeats  = subjectHeartbeat + "*"
 	AllDeadLetters = subjectDeadLetter + "*"
+	AllChanged     = subjectChanged + "*"
 )
 
 // SubjectResponse is where the edge incarnation named boot publishes its ResponseBatches.
@@ -38,6 +49,22 @@ func SubjectHeartbeat(edge string) string { return subjectHeartbeat + edge }
 
 // SubjectDeadLetter is where a service puts what it could not parse or apply (see DeadLetter).
 func SubjectDeadLetter(service string) string { return subjectDeadLetter + service }
+
+// SubjectRules is where the KV bucket of the rules keeps key (see package rules).
+func SubjectRules(key string) string { return subjectRules + key }
+
+// RulesKey is the key that a subject of the rules names.
+func RulesKey(subject string) string { return strings.TrimPrefix(subject, subjectRules) }
+
+// Headers of a request on SubjectControl.
+const (
+	HeaderMethod = "Aegis-Method"
+	HeaderPath   = "Aegis-Path"
+)
+
+// SubjectChanged is where the settler and the controlplane tell edges which buckets of a shard
+// are not what they were (see BucketsChanged). Nothing keeps it: what is remembered is short-lived.
+func SubjectChanged(shard int) string { return subjectChanged + strconv.Itoa(shard) }
 
 // UpstreamOf is the upstream that a health subject names.
 func UpstreamOf(subject string) string { return strings.TrimPrefix(subject, subjectHealth) }
