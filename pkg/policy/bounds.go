@@ -43,6 +43,8 @@ var bounds = map[string]bound{
 	"cost_per_second": {min: 0, max: bucket.MaxTokens},
 	"max_body_bytes":  {min: 1, max: 1 << 40},
 
+	"max_stale_seconds": {min: 1, max: 7 * 24 * 3600},
+
 	"capacity":       {min: 1, max: bucket.MaxTokens, hint: quotaHint},
 	"refill_rate":    {min: leastRate, max: bucket.MaxTokens, hint: quotaHint},
 	"sliding_limit":  {min: 1, max: bucket.MaxTokens, hint: quotaHint},

@@ -86,6 +86,10 @@ func (p Policy) compileRoute(name string, r Route) *Rules {
 		CostPerSecond:     millionths(r.CostPerSecond),
 		ExposeComputeCost: r.ExposeComputeCost,
 		MaxBodyBytes:      r.MaxBodyBytes,
+		Fallback:          r.Fallback,
+		Degrade:           r.Degrade,
+		MaxStale:          time.Duration(r.MaxStaleSeconds) * time.Second,
+		deferMethods:      r.DeferMethods,
 		Headers:           r.Headers,
 		CORS:              r.CORS,
 		limits:            make(map[string][]ScopedLimit, len(p.Plans)+1),
@@ -109,15 +113,16 @@ func (p Policy) compileRoute(name string, r Route) *Rules {
 }
 
 // resolve gives the limits of a client with this quota on the route and this
-// plan. Exactly one of them can have grace: the route's own, else the plan's.
+// plan. One of them at the most can have grace: the route's own, else the plan's.
 func (r *Rules) resolve(q Quota, plan Plan) []ScopedLimit {
 	var limits []ScopedLimit
+	grace := r.Degrade != DegradeOff
 	if q != (Quota{}) {
-		limits = append(limits, ScopedLimit{Scope: r.Name, Limit: q.limit(r.Algorithm), Adaptive: true})
+		limits = append(limits, ScopedLimit{Scope: r.Name, Limit: q.limit(r.Algorithm, grace), Adaptive: true})
 	}
 	if plan.Rate != 0 {
 		limits = append(limits, ScopedLimit{Scope: bucket.ScopePlan, Limit: bucket.Limit{
-			Kind: bucket.TokenBucket, Capacity: plan.Burst, Rate: millionths(plan.Rate), Grace: len(limits) == 0,
+			Kind: bucket.TokenBucket, Capacity: plan.Burst, Rate: millionths(plan.Rate), Grace: grace && len(limits) == 0,
 		}})
 	}
 	if plan.DailyQuota != 0 {
@@ -128,8 +133,8 @@ func (r *Rules) resolve(q Quota, plan Plan) []ScopedLimit {
 	return limits
 }
 
-func (q Quota) limit(algorithm bucket.Kind) bucket.Limit {
-	l := bucket.Limit{Kind: algorithm, Grace: true, MaxDebt: q.MaxDebt * bucket.One}
+func (q Quota) limit(algorithm bucket.Kind, grace bool) bucket.Limit {
+	l := bucket.Limit{Kind: algorithm, Grace: grace, MaxDebt: q.MaxDebt * bucket.One}
 	if algorithm == bucket.SlidingWindow {
 		l.Capacity, l.Window = q.SlidingLimit, q.WindowSeconds
 	} else {

@@ -68,7 +68,9 @@ users:
 		}},
 		Routes: map[string]policy.Route{"r": {
 			Path: "/r", Upstream: "u", Host: "api.example.com", Quota: policy.Quota{Capacity: 5, RefillRate: 0.5},
-			Cost: new(1.0), MaxCost: 1_000_000, MaxBodyBytes: 64 << 20, Headers: []policy.HeaderFamily{policy.RateLimitHeaders},
+			Cost: new(1.0), MaxCost: 1_000_000, MaxBodyBytes: 64 << 20,
+			Fallback: policy.FallbackLocal, Degrade: policy.DegradeDefer, MaxStaleSeconds: 3600,
+			DeferMethods: []string{"GET", "HEAD", "OPTIONS", "PUT", "DELETE"}, Headers: []policy.HeaderFamily{policy.RateLimitHeaders},
 			CORS: &policy.CORS{
 				AllowedOrigins: []string{"https://app.example.com"}, AllowedMethods: []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"},
 				AllowedHeaders: []string{"Accept", "Authorization", "Content-Type", "X-API-Key", "X-Requested-With"}, MaxAgeSeconds: 600,
@@ -152,6 +154,11 @@ func TestParseRefuses(t *testing.T) {
 		"no connections":               {"upstreams: {u: {url: http://h, max_connections: 0}}", "upstreams.u.max_connections", "from 1 to 65536"},
 		"no patience":                  {"upstreams: {u: {url: http://h, connect_timeout_seconds: 0}}", "upstreams.u.connect_timeout_seconds", "from 0.001 to 60"},
 		"idle for ever":                {"upstreams: {u: {url: http://h, idle_timeout_seconds: 1e9}}", "upstreams.u.idle_timeout_seconds", "to 3600"},
+		"odd fallback":                 {route("fallback: maybe"), "routes.r.fallback", "must be local, open or closed, not maybe"},
+		"odd degrade":                  {route("degrade: later"), "routes.r.degrade", "must be cache, defer or off, not later"},
+		"endless staleness":            {route("max_stale_seconds: 1000000"), "routes.r.max_stale_seconds", "from 1 to 604800"},
+		"nothing deferred":             {route("defer_methods: []"), "routes.r.defer_methods", "set degrade: off"},
+		"odd deferred method":          {route("defer_methods: [GET, post]"), "routes.r.defer_methods[1]", "must be an HTTP method in capitals"},
 		"no headers":                   {route("headers: []"), "routes.r.headers", "is empty; name ratelimit, x-ratelimit or ietf"},
 		"odd headers":                  {route("headers: [ratelimit, draft-3]"), "routes.r.headers[1]", "must be ratelimit, x-ratelimit or ietf, not draft-3"},
 		"headers twice":                {route("headers: [ietf, ietf]"), "routes.r.headers[1]", "there twice"},
@@ -390,7 +397,8 @@ func TestExampleShowsEveryKey(t *testing.T) {
 		"    # timeout_seconds: 30", "    # trust_compute_cost: true", "    # health:",
 		"    # max_cost: 1000000", "    # cost_per_second: 0", "    # expose_compute_cost: false",
 		"    # http2: false", "    # pass_host: true", "    # max_connections: 4096", "    # connect_timeout_seconds: 5", "    # idle_timeout_seconds: 90",
-		"    # max_body_bytes: 67108864", "    # deny: false", "    # headers: [ratelimit]", "\n# plans:\n",
+		"    # max_body_bytes: 67108864", "    # deny: false", "    # headers: [ratelimit]",
+		"    # fallback: local", "    # degrade: defer", "    # max_stale_seconds: 3600", "    # defer_methods: [GET, HEAD, OPTIONS, PUT, DELETE]", "\n# plans:\n",
 	} {
 		if !strings.Contains(doc, shown) {
 			t.Errorf("example.yaml does not show %q", shown)

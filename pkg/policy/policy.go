@@ -89,11 +89,43 @@ type Route struct {
 	ExposeComputeCost bool `json:"expose_compute_cost,omitempty"`
 	// MaxBodyBytes bounds the request's body (413 above); default 64 MiB.
 	MaxBodyBytes int64 `json:"max_body_bytes,omitempty"`
+	// Fallback is how requests are decided while the shared store is away; default FallbackLocal.
+	Fallback Fallback `json:"fallback,omitempty"`
+	// Degrade is how a request over the limit that grace pays for is answered; default DegradeDefer.
+	Degrade Degrade `json:"degrade,omitempty"`
+	// MaxStaleSeconds is how long a stored answer may be given out after it has ceased to be fresh; default 3600.
+	MaxStaleSeconds int64 `json:"max_stale_seconds,omitempty"`
+	// DeferMethods are the methods of requests that may run later, and so perhaps twice; default: the idempotent ones.
+	DeferMethods []string `json:"defer_methods,omitempty"`
 	// Headers are the families of fields that tell clients of their limits; default: RateLimitHeaders alone.
 	Headers []HeaderFamily `json:"headers,omitempty"`
 	// CORS lets pages of other origins call the route; nil: the upstream answers for that.
 	CORS *CORS `json:"cors,omitempty"`
 }
+
+// Fallback is how a route goes on without the shared store.
+type Fallback string
+
+const (
+	// FallbackLocal: each edge admits its share of every limit.
+	FallbackLocal Fallback = "local"
+	// FallbackOpen: everything passes. The edge's share is charged as far as it goes.
+	FallbackOpen Fallback = "open"
+	// FallbackClosed: everything is refused with 503.
+	FallbackClosed Fallback = "closed"
+)
+
+// Degrade is what a yellow request gets.
+type Degrade string
+
+const (
+	// DegradeCache: a stored answer, and where there is none what DegradeDefer gives.
+	DegradeCache Degrade = "cache"
+	// DegradeDefer: it runs later.
+	DegradeDefer Degrade = "defer"
+	// DegradeOff: there is no yellow; what is over the limit is refused.
+	DegradeOff Degrade = "off"
+)
 
 // HeaderFamily is a way to tell clients of their limits.
 type HeaderFamily string

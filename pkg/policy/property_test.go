@@ -73,6 +73,9 @@ func policies(t *rapid.T) policy.Policy {
 			CostPerSecond: rapid.Float64Range(0, bucket.MaxTokens).Draw(t, "per second"),
 			MaxBodyBytes:  rapid.Int64Range(0, 1<<40).Draw(t, "body"),
 			Headers:       rapid.SampledFrom([][]policy.HeaderFamily{nil, {policy.IETFHeaders}, {policy.XRateLimitHeaders, policy.RateLimitHeaders}}).Draw(t, "headers"),
+			Fallback:      rapid.SampledFrom([]policy.Fallback{"", policy.FallbackLocal, policy.FallbackOpen, policy.FallbackClosed}).Draw(t, "fallback"),
+			Degrade:       rapid.SampledFrom([]policy.Degrade{"", policy.DegradeCache, policy.DegradeDefer, policy.DegradeOff}).Draw(t, "degrade"),
+			DeferMethods:  rapid.SampledFrom([][]string{nil, {"POST"}}).Draw(t, "defer methods"),
 			CORS: rapid.SampledFrom([]*policy.CORS{
 				nil, {AllowedOrigins: []string{"*"}},
 				{AllowedOrigins: []string{"https://*.example.com:8443", "null"}, AllowedMethods: []string{"GET"}, AllowedHeaders: []string{"*"}, ExposeHeaders: []string{}, AllowCredentials: true, MaxAgeSeconds: 1},

@@ -3,6 +3,7 @@ package policy
 import (
 	"crypto/sha256"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket"
@@ -19,6 +20,11 @@ type Rules struct {
 	Cost, MaxCost, CostPerSecond int64
 	ExposeComputeCost            bool
 	MaxBodyBytes                 int64
+	Fallback                     Fallback
+	Degrade                      Degrade
+	// MaxStale bounds how long after its freshness a stored answer may be given out.
+	MaxStale     time.Duration
+	deferMethods []string
 	// Headers are the families of limit headers to send, at least one. CORS is nil where the route has none.
 	Headers []HeaderFamily
 	CORS    *CORS
@@ -27,6 +33,9 @@ type Rules struct {
 	limits map[string][]ScopedLimit
 	byUser map[string][]ScopedLimit
 }
+
+// Defers reports whether a request of this method may run later.
+func (r *Rules) Defers(method string) bool { return slices.Contains(r.deferMethods, method) }
 
 // ScopedLimit is one limit of a client and the bucket it is kept in.
 type ScopedLimit struct {

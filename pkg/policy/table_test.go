@@ -230,3 +230,35 @@ func BenchmarkMatch(b *testing.B) {
 		}
 	}
 }
+
+// A route that does not degrade has no grace, so nothing of it is ever yellow.
+func TestDegrade(t *testing.T) {
+	t.Parallel()
+	table, err := policy.Compile(mustParse(t, `
+upstreams: {u: {url: "http://u"}}
+anonymous_plan: free
+routes:
+  plain: {path: /plain, upstream: u, capacity: 10, refill_rate: 1}
+  posts: {path: /posts, upstream: u, degrade: cache, max_stale_seconds: 60, defer_methods: [POST], fallback: closed}
+  off: {path: /off, upstream: u, degrade: off, capacity: 10, refill_rate: 1}
+  off-plan: {path: /off/plan, upstream: u, degrade: off}
+`), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"plain": true, "posts": true, "off": false, "off-plan": false} {
+		grace := false
+		for _, l := range table.Limits(table.Route(name), policy.UserRules{}, false) {
+			grace = grace || l.Grace
+		}
+		if grace != want {
+			t.Errorf("%s: grace is %v", name, grace)
+		}
+	}
+	if r := table.Route("plain"); r.Degrade != policy.DegradeDefer || r.Fallback != policy.FallbackLocal || !r.Defers("DELETE") || r.Defers("POST") || r.MaxStale != time.Hour {
+		t.Errorf("plain: %+v", r)
+	}
+	if r := table.Route("posts"); r.Degrade != policy.DegradeCache || r.Fallback != policy.FallbackClosed || r.Defers("GET") || !r.Defers("POST") || r.MaxStale != time.Minute {
+		t.Errorf("posts: %+v", r)
+	}
+}

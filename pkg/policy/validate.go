@@ -24,12 +24,15 @@ const (
 	defaultMaxCost        = 1_000_000
 	defaultMaxBodyBytes   = 64 << 20
 	defaultCORSMaxAge     = 600
+	defaultMaxStale       = 3600
 )
 
 var (
-	defaultHeaders     = []HeaderFamily{RateLimitHeaders}
-	defaultCORSMethods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
-	defaultCORSHeaders = []string{"Accept", "Authorization", "Content-Type", "X-API-Key", "X-Requested-With"}
+	defaultHeaders = []HeaderFamily{RateLimitHeaders}
+	// Idempotent by RFC 9110; TRACE is for nobody to repeat.
+	defaultDeferMethods = []string{"GET", "HEAD", "OPTIONS", "PUT", "DELETE"}
+	defaultCORSMethods  = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
+	defaultCORSHeaders  = []string{"Accept", "Authorization", "Content-Type", "X-API-Key", "X-Requested-With"}
 )
 
 var defaultHealth = Health{
@@ -72,6 +75,12 @@ func (p Policy) withDefaults() Policy {
 		}
 		if len(r.Users) == 0 {
 			r.Users = nil
+		}
+		orElse(&r.Fallback, FallbackLocal)
+		orElse(&r.Degrade, DegradeDefer)
+		orElse(&r.MaxStaleSeconds, defaultMaxStale)
+		if r.DeferMethods == nil {
+			r.DeferMethods = slices.Clone(defaultDeferMethods)
 		}
 		if r.Headers == nil {
 			r.Headers = slices.Clone(defaultHeaders)
@@ -336,13 +345,20 @@ func (v *validator) route(at string, r Route) {
 	if _, err := netip.ParseAddr(r.Host); r.Host != "" && err != nil && !hostForm.MatchString(r.Host) {
 		v.errs.add(join(at, "host"), 0, "must be a host name or an IP address, without a port")
 	}
-	if len(r.Methods) > maxMethods {
-		v.errs.add(join(at, "methods"), 0, "has %d entries; at most %d are allowed", len(r.Methods), maxMethods)
+	v.methods(join(at, "methods"), r.Methods)
+	v.methods(join(at, "defer_methods"), r.DeferMethods)
+	if len(r.DeferMethods) == 0 {
+		v.errs.add(join(at, "defer_methods"), 0, "is empty; to let nothing run later set degrade: off")
 	}
-	for i, m := range r.Methods {
-		if !methodForm.MatchString(m) {
-			v.errs.add(index(join(at, "methods"), i), 0, "must be an HTTP method in capitals, such as GET")
-		}
+	switch r.Fallback {
+	case FallbackLocal, FallbackOpen, FallbackClosed:
+	default:
+		v.errs.add(join(at, "fallback"), 0, "must be local, open or closed, not %s", shorten(string(r.Fallback)))
+	}
+	switch r.Degrade {
+	case DegradeCache, DegradeDefer, DegradeOff:
+	default:
+		v.errs.add(join(at, "degrade"), 0, "must be cache, defer or off, not %s", shorten(string(r.Degrade)))
 	}
 	if _, ok := v.p.Upstreams[r.Upstream]; !ok && !(r.Deny && r.Upstream == "") {
 		v.errs.add(join(at, "upstream"), 0, "there is no upstream %s; the upstreams are %s", shorten(r.Upstream), list(v.p.Upstreams))
@@ -370,6 +386,17 @@ func (v *validator) route(at string, r Route) {
 			v.errs.add(at, 0, "there is no user %s", shorten(user))
 		}
 		v.override(at, r.Users[user], algorithm)
+	}
+}
+
+func (v *validator) methods(at string, methods []string) {
+	if len(methods) > maxMethods {
+		v.errs.add(at, 0, "has %d entries; at most %d are allowed", len(methods), maxMethods)
+	}
+	for i, m := range methods {
+		if !methodForm.MatchString(m) {
+			v.errs.add(index(at, i), 0, "must be an HTTP method in capitals, such as GET")
+		}
 	}
 }
 
