@@ -5,7 +5,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race lint fuzz soak bench e2e images up down clean
+.PHONY: help build schema run test race lint fuzz soak bench e2e images up down clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,6 +13,10 @@ help: ## List the targets
 build: ## Build static binaries of the four services and of aegis into bin/
 	@VERSION=$(VERSION) scripts/binaries.sh
 	@ls -1 bin/edge bin/settler bin/healthwatch bin/controlplane bin/aegis
+
+schema: ## Make deploy/policy.schema.json from the policy's types
+	@go run ./cmd/aegis policy schema > deploy/policy.schema.json.tmp
+	@mv deploy/policy.schema.json.tmp deploy/policy.schema.json
 
 run: ## Run everything in one process: edge on :8080, controlplane on :8090, NATS on :4222 (ARGS='...')
 	@mkdir -p bin

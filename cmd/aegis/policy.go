@@ -12,6 +12,7 @@ import (
 type policyCommands struct {
 	Validate policyValidateCommand `cmd:"" help:"Check a policy file; lists every problem with its path and line."`
 	Example  policyExampleCommand  `cmd:"" help:"Print the sample policy, with every key and its default."`
+	Schema   policySchemaCommand   `cmd:"" help:"Print the policy's JSON Schema, for editors."`
 }
 
 type policyValidateCommand struct {
@@ -42,6 +43,17 @@ type policyExampleCommand struct{}
 
 func (policyExampleCommand) Run() error {
 	_, err := os.Stdout.Write(policy.Example())
+	return err
+}
+
+type policySchemaCommand struct{}
+
+func (policySchemaCommand) Run() error {
+	schema, err := policy.Schema()
+	if err != nil {
+		return err
+	}
+	_, err = os.Stdout.Write(schema)
 	return err
 }
 

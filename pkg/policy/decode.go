@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // numberForm is JSON's form of a number: no hex, no underscores, no leading zeros, no infinities.
@@ -41,7 +42,9 @@ func (d *decoder) value(n *node, v reflect.Value, path string, b bound) {
 	}
 	switch v.Kind() {
 	case reflect.Struct:
-		if d.want(isMap, n, path) {
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			d.time(n, v, path)
+		} else if d.want(isMap, n, path) {
 			d.object(n, v, path)
 		}
 	case reflect.Map:
@@ -76,6 +79,18 @@ func (d *decoder) value(n *node, v reflect.Value, path string, b bound) {
 			v.SetFloat(x)
 		}
 	}
+}
+
+func (d *decoder) time(n *node, v reflect.Value, path string) {
+	if !d.want(isText, n, path) {
+		return
+	}
+	at, err := time.Parse(time.RFC3339, n.text)
+	if err != nil {
+		d.errs.add(path, n.line, "must be a time such as 2030-12-31T23:59:59Z, not %s", shorten(n.text))
+		return
+	}
+	v.Set(reflect.ValueOf(at.UTC()))
 }
 
 func (d *decoder) want(k kind, n *node, path string) bool {

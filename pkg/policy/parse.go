@@ -56,3 +56,15 @@ func Encode(p Policy) (json.RawMessage, error) {
 	}
 	return doc, nil
 }
+
+// Decode reads a JSON object into the struct that out points to, as strictly as Parse reads a policy:
+// unknown keys, wrong shapes and numbers out of bounds are refused with their path. It is for what
+// administrators send besides policies. Its error is Errors.
+func Decode(doc []byte, out any) error {
+	root, err := readJSON(doc)
+	if err != nil {
+		return err
+	}
+	var d decoder
+	return d.decode(root, out)
+}

@@ -51,6 +51,11 @@ type UserRules struct {
 	Name  string
 	Plan  string
 	Admin bool
+	// Blocked refuses every request of the client; Overrides replace its limits. They come from the
+	// rules (package rules), and an address may have them too.
+	Blocked bool
+	// Overrides is nil for nearly everybody. It is shared, and never changed.
+	Overrides *[]Override
 }
 
 // UpstreamRules is an upstream ready to be used.
@@ -116,13 +121,20 @@ func (t *Table) Upstreams() map[string]UpstreamRules { return t.upstreams }
 
 // Limits is what a client is held to on a route, at most one per scope: the
 // route's limit, the plan's rate, the daily quota. An unknown client has the
-// anonymous plan. It is empty when nothing limits the client.
+// anonymous plan. Overrides go first; those that have expired must be gone. It is empty when nothing limits the client.
 func (t *Table) Limits(r *Rules, user UserRules, known bool) []ScopedLimit {
+	plan := user.Plan
 	if !known {
-		return r.limits[t.policy.AnonymousPlan]
+		plan = t.policy.AnonymousPlan
 	}
-	if limits, ok := r.byUser[user.Name]; ok {
+	if user.Overrides != nil {
+		return t.overridden(r, user, plan)
+	}
+	if limits, ok := r.byUser[user.Name]; ok && known {
 		return limits
 	}
-	return r.limits[user.Plan]
+	if limits, ok := r.limits[plan]; ok {
+		return limits
+	}
+	return r.limits[""] // a plan that is gone: the route's own limit holds
 }
