@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/aegisrate/aegisrate/pkg/framing"
 )
 
 // Bounds of every HTTP server.
@@ -68,17 +70,11 @@ func (l errorLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Serve answers requests on ln until ctx ends; then it takes no new ones, gives
-// those in flight the time drain to finish, and cuts the rest.
+// Serve answers requests on ln, whose framing is checked, until ctx ends; then it takes no new
+// ones, gives those in flight the time drain to finish, and cuts the rest.
 func Serve(ctx context.Context, s *http.Server, ln net.Listener, drain time.Duration) error {
 	served := make(chan error, 1)
-	go func() {
-		if s.TLSConfig != nil {
-			served <- s.ServeTLS(ln, "", "")
-			return
-		}
-		served <- s.Serve(ln)
-	}()
+	go func() { served <- framing.Serve(s, ln) }()
 	select {
 	case err := <-served:
 		return fmt.Errorf("serve on %s: %w", ln.Addr(), err)

@@ -150,9 +150,9 @@ func TestCertificateChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	res.Body.Close()
-	if res.ProtoMajor != 1 {
-		t.Errorf("asked for HTTP/1.1, got %s", res.Proto)
+	defer res.Body.Close()
+	if body, err := io.ReadAll(res.Body); err != nil || string(body) != "https" || res.ProtoMajor != 1 || res.TLS.PeerCertificates[0].SerialNumber.Int64() != 2 {
+		t.Errorf("asked for HTTP/1.1, got %s %q with certificate %d, %v", res.Proto, body, res.TLS.PeerCertificates[0].SerialNumber, err)
 	}
 }
 

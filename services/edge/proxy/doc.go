@@ -21,7 +21,6 @@
 // A preflight of a route with CORS is answered here and is no request: it is charged to
 // nobody and finished nowhere.
 //
-// Requests that are ambiguous by themselves (Content-Length with Transfer-Encoding,
-// bare line feeds) are net/http's to judge: what it accepts it re-frames, so that
-// an upstream never sees the client's framing.
+// Requests that could be framed in two ways never come here: package framing, below net/http, refuses
+// them. What comes is re-framed, so that an upstream never sees the client's framing.
 package proxy

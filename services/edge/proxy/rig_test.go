@@ -18,6 +18,7 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/bucket/store"
 	"github.com/aegisrate/aegisrate/pkg/bucket/store/memstore"
 	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/framing"
 	"github.com/aegisrate/aegisrate/pkg/policy"
 	"github.com/aegisrate/aegisrate/pkg/telemetry"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
@@ -80,7 +81,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	r.addr = ln.Addr().String()
 	r.url = "http://" + r.addr
 	r.server = telemetry.NewHTTPServer(r.handler, log, c.server...)
-	go r.server.Serve(ln)
+	go framing.Serve(r.server, ln)
 	t.Cleanup(func() { r.server.Close() })
 	return r
 }
