@@ -25,6 +25,7 @@ type Config struct {
 	ProxyProtocol  bool           `name:"proxy-protocol" env:"AEGIS_EDGE_PROXY_PROTOCOL" help:"Take the client's address from the PROXY protocol header (v1 or v2) that each trusted proxy must then send."`
 	AccessLog      uint32         `name:"access-log" env:"AEGIS_EDGE_ACCESS_LOG" default:"0" help:"Log one request in so many; 0: none."`
 	MaxQueued      int            `name:"max-queued" env:"AEGIS_EDGE_MAX_QUEUED" default:"100000" help:"Finished requests that may wait for NATS; what exceeds it is lost, counted and alarmed."`
+	CacheBytes     int64          `name:"cache-bytes" env:"AEGIS_EDGE_CACHE_BYTES" default:"67108864" help:"Bound of the stored answers that yellow requests get on routes with degrade: cache, in bytes; 0: none are stored."`
 	DrainWait      time.Duration  `name:"drain-wait" env:"AEGIS_EDGE_DRAIN_WAIT" default:"0s" help:"On shutdown, how long to serve on while not ready, so that load balancers turn away."`
 	DrainTimeout   time.Duration  `name:"drain-timeout" env:"AEGIS_EDGE_DRAIN_TIMEOUT" default:"15s" help:"On shutdown, how long requests under way may take."`
 	FlushTimeout   time.Duration  `name:"flush-timeout" env:"AEGIS_EDGE_FLUSH_TIMEOUT" default:"5s" help:"On shutdown, how long to try publishing what is queued."`
@@ -37,6 +38,7 @@ func DefaultConfig() Config {
 		DataDir:      "data/edge",
 		IPv6Prefix:   64,
 		MaxQueued:    100_000,
+		CacheBytes:   64 << 20,
 		DrainTimeout: 15 * time.Second,
 		FlushTimeout: 5 * time.Second,
 	}
@@ -57,6 +59,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("ipv6-prefix %d: want 16 to 128", c.IPv6Prefix)
 	case c.MaxQueued < 1:
 		return fmt.Errorf("max-queued %d: want 1 or more", c.MaxQueued)
+	case c.CacheBytes < 0:
+		return fmt.Errorf("cache-bytes %d: must not be negative", c.CacheBytes)
 	case c.DrainWait < 0 || c.DrainTimeout < 0 || c.FlushTimeout < 0:
 		return errors.New("drain-wait, drain-timeout, flush-timeout: must not be negative")
 	}

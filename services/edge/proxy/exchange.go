@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/policy"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
+	"github.com/aegisrate/aegisrate/services/edge/cache"
 )
 
 var (
@@ -34,6 +36,7 @@ type exchange struct {
 	d      *admission.Decision
 	id     string
 	w      *recorder
+	in     *http.Request   // as the client sent it
 	client context.Context // ends when the client leaves
 	ctx    context.Context // ends too when the upstream is late, or the edge drains
 	start  time.Time
@@ -42,6 +45,7 @@ type exchange struct {
 
 	reached atomic.Bool // a connection to the upstream was had
 	body    *requestBody
+	record  *cache.Recording // nil where the answer is not to be stored
 
 	// What the upstream answered; set by the goroutine that serves.
 	status   int
@@ -70,6 +74,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 	}()
 
 	r = r.WithContext(x.ctx)
+	x.in = r
 	if r.ContentLength != 0 {
 		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait, lastly: r.ProtoMajor == 1}
 		r.Body = x.body
@@ -77,6 +82,9 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 			h.log.Debug().Err(err).Msg("body and answer can't stream at once")
 		}
+	}
+	if d.Route.Degrade == policy.DegradeCache {
+		x.record = h.cache.Begin(selects(r, d))
 	}
 	x.proxy = httputil.ReverseProxy{
 		Rewrite:        x.rewrite,
@@ -137,6 +145,12 @@ func (x *exchange) take(res *http.Response) error {
 	x.cost = computeCost(res.Header)
 	stripOurs(res.Header)
 	stripOurs(res.Trailer)
+	if res.StatusCode < 400 {
+		x.invalidate(res.Header)
+	}
+	if len(res.Trailer) == 0 {
+		x.record.Head(res.StatusCode, res.Header)
+	}
 	if x.d.Route.ExposeComputeCost && len(exposed) > 0 {
 		res.Header[headerComputeCost] = exposed
 	}
@@ -157,7 +171,7 @@ func (x *exchange) take(res *http.Response) error {
 		// It most likely comes at once: head and body then leave in one write.
 		x.proxy.FlushInterval = smallFlush
 	}
-	x.answer = &responseBody{ReadCloser: res.Body, res: res}
+	x.answer = &responseBody{ReadCloser: res.Body, res: res, record: x.record}
 	res.Body = x.answer
 	return nil
 }
@@ -201,6 +215,7 @@ func (x *exchange) fail(w http.ResponseWriter, _ *http.Request, err error) {
 // finish reports the request, once it is over.
 func (x *exchange) finish() {
 	outcome := x.outcome()
+	x.record.End(outcome == events.OutcomeOK)
 	x.h.metrics.outcomes.WithLabelValues(x.d.Route.Upstream, string(outcome)).Inc()
 	duration := time.Since(x.start)
 	if x.status == 0 {
@@ -310,13 +325,15 @@ func (b *requestBody) tooLarge() bool {
 // responseBody watches how an upstream's body ends, and keeps its trailers clean.
 type responseBody struct {
 	io.ReadCloser
-	res   *http.Response
-	whole bool
-	err   error
+	res    *http.Response
+	record *cache.Recording
+	whole  bool
+	err    error
 }
 
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	b.record.Write(p[:n])
 	switch err {
 	case nil:
 	case io.EOF:

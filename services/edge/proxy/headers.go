@@ -110,9 +110,6 @@ func setDecision(h http.Header, d *admission.Decision) {
 	if d.Degraded {
 		h.Set(headerDegraded, "true")
 	}
-	if d.Action == admission.Degrade {
-		h.Set(headerDegradation, "Deferred")
-	}
 }
 
 // setLimit tells of the limit that decided, or of all of them, in the terms of one family.

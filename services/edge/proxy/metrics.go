@@ -16,10 +16,11 @@ type metrics struct {
 	decision  prometheus.Histogram
 	upstream  *prometheus.HistogramVec
 	badCost   *prometheus.CounterVec
+	yellow    *prometheus.CounterVec
 	panics    prometheus.Counter
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+func newMetrics(reg prometheus.Registerer, h *Handler) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "aegis_edge_requests_total",
@@ -47,12 +48,20 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "aegis_edge_compute_cost_ambiguous_total",
 			Help: "Answers with more than one X-Compute-Cost, by upstream.",
 		}, []string{"upstream"}),
+		yellow: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "aegis_edge_yellow_answers_total",
+			Help: "Yellow requests by route and what they got: stored, deferred or refused.",
+		}, []string{"route", "answer"}),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "aegis_edge_panics_total",
 			Help: "Requests that ended in a panic of the edge.",
 		}),
 	}
-	reg.MustRegister(m.requests, m.responses, m.outcomes, m.decision, m.upstream, m.badCost, m.panics)
+	reg.MustRegister(m.requests, m.responses, m.outcomes, m.decision, m.upstream, m.badCost, m.yellow, m.panics)
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "aegis_edge_cache_bytes",
+		Help: "About how much the stored answers take.",
+	}, func() float64 { return float64(h.cache.Bytes()) }))
 	return m
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/aegisrate/aegisrate/services/edge/admission"
+	"github.com/aegisrate/aegisrate/services/edge/cache"
 )
 
 // unreadBody is how long the body of a refused request is waited for: one that is on its way leaves the
@@ -25,8 +26,10 @@ type Options struct {
 	Engine *admission.Engine
 	// AccessLog logs one request in so many; 0: none.
 	AccessLog uint32
-	Log       zerolog.Logger
-	Registry  prometheus.Registerer
+	// CacheBytes bounds the stored answers of routes with degrade: cache; 0: none are stored.
+	CacheBytes int64
+	Log        zerolog.Logger
+	Registry   prometheus.Registerer
 }
 
 // Handler serves everything that clients ask of the edge.
@@ -36,6 +39,7 @@ type Handler struct {
 	upstreams transports
 	origins   origins
 	buffers   buffers
+	cache     *cache.Cache
 	metrics   *metrics
 	access    zerolog.Logger
 	log       zerolog.Logger
@@ -46,11 +50,12 @@ type Handler struct {
 // New makes the handler; Close ends it.
 func New(o Options) *Handler {
 	h := &Handler{
-		engine:  o.Engine,
-		metrics: newMetrics(o.Registry),
-		access:  zerolog.Nop(),
-		log:     o.Log,
+		engine: o.Engine,
+		cache:  cache.New(o.CacheBytes, time.Now),
+		access: zerolog.Nop(),
+		log:    o.Log,
 	}
+	h.metrics = newMetrics(o.Registry, h)
 	if o.AccessLog > 0 {
 		h.access = o.Log.Sample(&zerolog.BasicSampler{N: o.AccessLog})
 	}
@@ -108,8 +113,7 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 	case admission.Forward:
 		h.forward(w, r, &d, w.id)
 	case admission.Degrade:
-		setDecision(w.Header(), &d)
-		writeDegraded(w, w.id, &d)
+		h.degrade(w, r, &d)
 	default:
 		setDecision(w.Header(), &d)
 		p := refusal(&d)

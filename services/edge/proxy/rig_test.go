@@ -47,6 +47,7 @@ type rigConfig struct {
 	trusted []netip.Prefix
 	store   store.Store
 	access  uint32
+	cache   int64 // bytes
 	server  []telemetry.ServerOption
 }
 
@@ -73,7 +74,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 		r.use(c.policy)
 	}
 	log := zerolog.New(r.log).Level(zerolog.DebugLevel)
-	r.handler = proxy.New(proxy.Options{Engine: r.engine, AccessLog: c.access, Log: log, Registry: r.metrics})
+	r.handler = proxy.New(proxy.Options{Engine: r.engine, AccessLog: c.access, CacheBytes: c.cache, Log: log, Registry: r.metrics})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

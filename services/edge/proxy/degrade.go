@@ -1,0 +1,19 @@
+package proxy
+
+import (
+	"net/http"
+
+	"github.com/aegisrate/aegisrate/pkg/policy"
+	"github.com/aegisrate/aegisrate/services/edge/admission"
+)
+
+// degrade answers a yellow request, which its grace has paid for.
+func (h *Handler) degrade(w *recorder, r *http.Request, d *admission.Decision) {
+	if d.Route.Degrade == policy.DegradeCache && h.answerStored(w, r, d) {
+		h.metrics.yellow.WithLabelValues(d.Route.Name, "stored").Inc()
+		return
+	}
+	setDecision(w.Header(), d)
+	w.Header().Set(headerDegradation, "Deferred")
+	writeDegraded(w, w.id, d)
+}
