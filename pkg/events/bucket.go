@@ -14,7 +14,19 @@ type ChangedBucket struct {
 	Client string `json:"client"`
 	// Scope is a route's name, bucket.ScopePlan or bucket.ScopeDay; "": every bucket of the client.
 	Scope string `json:"scope,omitempty"`
+	// Why says which of the two still holds; "": neither does.
+	Why ChangedWhy `json:"why,omitempty"`
 }
+
+// ChangedWhy is what happened to a bucket.
+type ChangedWhy string
+
+const (
+	// ChangedDebt: it went below zero. Leases end; denials hold.
+	ChangedDebt ChangedWhy = "debt"
+	// ChangedGain: it has more than it had. Denials end; leases hold.
+	ChangedGain ChangedWhy = "gain"
+)
 
 func (BucketsChanged) wireType() string { return "aegis.bucket.changed.v1" }
 

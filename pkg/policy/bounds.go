@@ -45,6 +45,9 @@ var bounds = map[string]bound{
 
 	"max_stale_seconds": {min: 1, max: 7 * 24 * 3600},
 
+	"lease_size":    {min: 0, max: 1_000_000},
+	"lease_seconds": {min: 0.1, max: 60, hint: "for no leases set lease_size: 0"},
+
 	"capacity":       {min: 1, max: bucket.MaxTokens, hint: quotaHint},
 	"refill_rate":    {min: leastRate, max: bucket.MaxTokens, hint: quotaHint},
 	"sliding_limit":  {min: 1, max: bucket.MaxTokens, hint: quotaHint},

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -86,6 +87,8 @@ func (p Policy) compileRoute(name string, r Route) *Rules {
 		CostPerSecond:     millionths(r.CostPerSecond),
 		ExposeComputeCost: r.ExposeComputeCost,
 		MaxBodyBytes:      r.MaxBodyBytes,
+		LeaseSize:         *cmp.Or(r.LeaseSize, p.LeaseSize) * bucket.One,
+		LeaseTTL:          millionths(cmp.Or(r.LeaseSeconds, p.LeaseSeconds)),
 		Fallback:          r.Fallback,
 		Degrade:           r.Degrade,
 		MaxStale:          time.Duration(r.MaxStaleSeconds) * time.Second,

@@ -59,7 +59,7 @@ users:
   ann: {plan: free, key_hashes: [`+strings.Repeat("AB", 32)+`]}
 `)
 	want := policy.Policy{
-		Algorithm: bucket.TokenBucket,
+		Algorithm: bucket.TokenBucket, LeaseSize: new(int64(10)), LeaseSeconds: 5,
 		Upstreams: map[string]policy.Upstream{"u": {
 			URL: "http://127.0.0.1:1", TimeoutSeconds: 30, TrustComputeCost: new(true),
 			PassHost: new(true), MaxConnections: 4096, ConnectTimeoutSeconds: 5, IdleTimeoutSeconds: 90,
@@ -154,6 +154,8 @@ func TestParseRefuses(t *testing.T) {
 		"no connections":               {"upstreams: {u: {url: http://h, max_connections: 0}}", "upstreams.u.max_connections", "from 1 to 65536"},
 		"no patience":                  {"upstreams: {u: {url: http://h, connect_timeout_seconds: 0}}", "upstreams.u.connect_timeout_seconds", "from 0.001 to 60"},
 		"idle for ever":                {"upstreams: {u: {url: http://h, idle_timeout_seconds: 1e9}}", "upstreams.u.idle_timeout_seconds", "to 3600"},
+		"no lease's life":              {route("lease_seconds: 0"), "routes.r.lease_seconds", "set lease_size: 0"},
+		"part of a lease":              {"lease_size: 1.5\n" + base, "lease_size", "whole number"},
 		"odd fallback":                 {route("fallback: maybe"), "routes.r.fallback", "must be local, open or closed, not maybe"},
 		"odd degrade":                  {route("degrade: later"), "routes.r.degrade", "must be cache, defer or off, not later"},
 		"endless staleness":            {route("max_stale_seconds: 1000000"), "routes.r.max_stale_seconds", "from 1 to 604800"},

@@ -17,9 +17,13 @@ type Policy struct {
 	// Algorithm decides every route that names none: token_bucket (default) or sliding_window.
 	Algorithm bucket.Kind `json:"algorithm"`
 	// ShadowMode lets requests over their limit pass, marked; a route may say otherwise.
-	ShadowMode bool                `json:"shadow_mode"`
-	Upstreams  map[string]Upstream `json:"upstreams"`
-	Routes     map[string]Route    `json:"routes"`
+	ShadowMode bool `json:"shadow_mode"`
+	// LeaseSize is how many tokens at the least an edge takes in advance for a client that asks often
+	// enough to spend them within LeaseSeconds, their longest life; default 10 and 5. 0: no leases. A route may say otherwise.
+	LeaseSize    *int64              `json:"lease_size,omitempty"`
+	LeaseSeconds float64             `json:"lease_seconds,omitempty"`
+	Upstreams    map[string]Upstream `json:"upstreams"`
+	Routes       map[string]Route    `json:"routes"`
 	// Plans are limits over all routes, by name. The four default plans exist unless redefined.
 	Plans map[string]Plan `json:"plans"`
 	Users map[string]User `json:"users"`
@@ -75,6 +79,9 @@ type Route struct {
 	// Algorithm and ShadowMode override the policy's.
 	Algorithm  bucket.Kind `json:"algorithm,omitempty"`
 	ShadowMode *bool       `json:"shadow_mode,omitempty"`
+	// LeaseSize and LeaseSeconds override the policy's.
+	LeaseSize    *int64  `json:"lease_size,omitempty"`
+	LeaseSeconds float64 `json:"lease_seconds,omitempty"`
 	Quota
 	// Plans and Users override Quota for a plan or a user: the first of user, plan, route that is set applies.
 	Plans map[string]Quota `json:"plans,omitempty"`

@@ -38,6 +38,8 @@ var (
 func policies(t *rapid.T) policy.Policy {
 	p := policy.Policy{
 		Algorithm: algorithms.Draw(t, "algorithm"), ShadowMode: rapid.Bool().Draw(t, "shadow"),
+		LeaseSize: rapid.SampledFrom([]*int64{nil, new(int64(0)), new(int64(7))}).Draw(t, "lease size"),
+
 		Upstreams: map[string]policy.Upstream{}, Routes: map[string]policy.Route{}, Plans: policy.DefaultPlans(), Users: map[string]policy.User{},
 		AnonymousPlan: rapid.SampledFrom([]string{"", "free", "p0"}).Draw(t, "anonymous"),
 	}

@@ -20,8 +20,10 @@ type Rules struct {
 	Cost, MaxCost, CostPerSecond int64
 	ExposeComputeCost            bool
 	MaxBodyBytes                 int64
-	Fallback                     Fallback
-	Degrade                      Degrade
+	// LeaseSize is in micro-tokens, 0: no leases; LeaseTTL in microseconds.
+	LeaseSize, LeaseTTL int64
+	Fallback            Fallback
+	Degrade             Degrade
 	// MaxStale bounds how long after its freshness a stored answer may be given out.
 	MaxStale     time.Duration
 	deferMethods []string

@@ -262,3 +262,33 @@ routes:
 		t.Errorf("posts: %+v", r)
 	}
 }
+
+// A route's lease settings go before the policy's, and 0 is a setting too.
+func TestLeaseSettings(t *testing.T) {
+	t.Parallel()
+	const routes = `
+upstreams: {u: {url: "http://u"}}
+routes:
+  plain: {path: /plain, upstream: u}
+  off: {path: /off, upstream: u, lease_size: 0}
+  own: {path: /own, upstream: u, lease_size: 3, lease_seconds: 0.5}
+`
+	for head, want := range map[string][6]int64{
+		"":                                  {10, 5_000_000, 0, 5_000_000, 3, 500_000},
+		"lease_size: 0\n":                   {0, 5_000_000, 0, 5_000_000, 3, 500_000},
+		"lease_size: 7\nlease_seconds: 2\n": {7, 2_000_000, 0, 2_000_000, 3, 500_000},
+	} {
+		table, err := policy.Compile(mustParse(t, head+routes), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got [6]int64
+		for i, name := range []string{"plain", "off", "own"} {
+			r := table.Route(name)
+			got[2*i], got[2*i+1] = r.LeaseSize/bucket.One, r.LeaseTTL
+		}
+		if got != want {
+			t.Errorf("%q: got %v, want %v", head, got, want)
+		}
+	}
+}

@@ -25,6 +25,8 @@ const (
 	defaultMaxBodyBytes   = 64 << 20
 	defaultCORSMaxAge     = 600
 	defaultMaxStale       = 3600
+	defaultLeaseSize      = 10
+	defaultLeaseSeconds   = 5
 )
 
 var (
@@ -45,6 +47,10 @@ var defaultHealth = Health{
 // same. It shares no map or slice that it changes with p.
 func (p Policy) withDefaults() Policy {
 	orElse(&p.Algorithm, bucket.TokenBucket)
+	if p.LeaseSize == nil {
+		p.LeaseSize = new(int64(defaultLeaseSize))
+	}
+	orElse(&p.LeaseSeconds, defaultLeaseSeconds)
 
 	p.Upstreams = eachValue(p.Upstreams, func(u Upstream) Upstream {
 		orElse(&u.TimeoutSeconds, defaultTimeoutSeconds)
