@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/aegisrate/aegisrate/e2e/history"
+	"github.com/aegisrate/aegisrate/internal/history"
 )
 
 // One client, three edges, far more requests than its limit: the fleet admits what one bucket would.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/aegisrate/aegisrate/e2e/history"
+	"github.com/aegisrate/aegisrate/internal/history"
 )
 
 var limit = history.Limit{Capacity: 20, Rate: 10}
@@ -95,6 +95,12 @@ func TestLocalExcessIsCaught(t *testing.T) {
 		"a long answer hides when": {
 			[]history.Request{{Start: 0, End: 2 * time.Second, Cost: 3}, {Start: time.Second, End: time.Second, Cost: 3}},
 			history.Limit{Capacity: 3, Rate: 1.5}, false,
+		},
+		"spent from a lease": {
+			at(0, 0, 0, 9000, 9000, 9000, 9000, 9000), history.Limit{Capacity: 3, Rate: 1, Leased: func(at time.Duration) int64 { return 2 * int64(at/(9*time.Second)) }}, false,
+		},
+		"more than was leased": {
+			at(0, 0, 0, 9000, 9000, 9000, 9000, 9000), history.Limit{Capacity: 3, Rate: 1, Leased: func(time.Duration) int64 { return 1 }}, true,
 		},
 		"cost counts": {
 			[]history.Request{{Cost: 3}, {Cost: 1}},

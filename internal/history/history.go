@@ -5,7 +5,7 @@
 // interval were therefore decided within it, wherever in the fleet that was. So
 // whatever the clocks and the number of replicas, a token bucket of capacity C
 // that refills by R a second has admitted at most C + R·t in every interval of
-// length t, and Check looks at every interval that can matter.
+// length t, besides what was leased when it began, and Check looks at every interval that can matter.
 package history
 
 import (
@@ -27,10 +27,18 @@ type Request struct {
 type Limit struct {
 	Capacity int64   // tokens
 	Rate     float64 // tokens a second
+	// Leased, if not nil, is how many tokens had been charged to the bucket at that moment, and were
+	// spent only later: an interval that begins then may see them besides.
+	Leased func(at time.Duration) int64
 }
 
-// allows is the most that the bucket admits in an interval of that length.
-func (l Limit) allows(t time.Duration) float64 { return float64(l.Capacity) + l.Rate*t.Seconds() }
+// atOnce is the most that the bucket admits at a moment: what an interval that begins then has besides its refill.
+func (l Limit) atOnce(at time.Duration) float64 {
+	if l.Leased == nil {
+		return float64(l.Capacity)
+	}
+	return float64(l.Capacity + l.Leased(at))
+}
 
 // Violation is an interval in which more was admitted than the limit allows.
 type Violation struct {
@@ -61,13 +69,14 @@ func Check(admitted []Request, limit Limit) error {
 	var worst *Violation
 	excess := rounding
 	for _, first := range byEnd {
+		begun := limit.atOnce(first.Start)
 		var sum int64
 		for _, last := range byEnd {
 			if last.Start < first.Start {
 				continue
 			}
 			sum += last.Cost
-			allowed := limit.allows(last.End - first.Start)
+			allowed := begun + limit.Rate*(last.End-first.Start).Seconds()
 			if over := float64(sum) - allowed; over > excess {
 				excess = over
 				worst = &Violation{From: first.Start, To: last.End, Admitted: sum, Allowed: allowed}
