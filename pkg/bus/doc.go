@@ -26,6 +26,7 @@
 //	Stream(s)             pub $JS.API.STREAM.INFO.<s>
 //	Last(s)               pub $JS.API.STREAM.INFO.<s>
 //	                      pub $JS.API.STREAM.MSG.GET.<s>
+//	Get(s, subject)       pub $JS.API.DIRECT.GET.<s>.<subject>
 //	Purge(s)              pub $JS.API.STREAM.INFO.<s>
 //	                      pub $JS.API.STREAM.PURGE.<s>
 //	Provision(s)          pub $JS.API.STREAM.CREATE.<s>

@@ -11,7 +11,15 @@ import (
 // PublishOption changes one Publish.
 type PublishOption func(*publishOptions)
 
-type publishOptions struct{ js []jetstream.PublishOpt }
+type publishOptions struct {
+	js     []jetstream.PublishOpt
+	header nats.Header
+}
+
+// WithDelete makes the message the delete marker of a key in a KV bucket; its data must be empty.
+func WithDelete() PublishOption {
+	return func(o *publishOptions) { o.header = nats.Header{headerKVOperation: []string{"DEL"}} }
+}
 
 // WithMsgID names the message: within the stream's dedup window a second one
 // of the same id is acknowledged and not stored.
@@ -43,7 +51,7 @@ func (b *Bus) Publish(ctx context.Context, subject string, data []byte, opts ...
 	defer cancel()
 	ctx, stop := b.calls.begin(ctx, exactly(subject))
 	defer stop()
-	ack, err := b.js.PublishMsg(ctx, &nats.Msg{Subject: subject, Data: data}, append(o.js, jetstream.WithRetryAttempts(0))...)
+	ack, err := b.js.PublishMsg(ctx, &nats.Msg{Subject: subject, Data: data, Header: o.header}, append(o.js, jetstream.WithRetryAttempts(0))...)
 	if err != nil {
 		return 0, fmt.Errorf("publish to %s: %w", subject, classify(ctx, err))
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/aegisrate/aegisrate/pkg/events"
@@ -105,6 +107,40 @@ func (b *Bus) Last(ctx context.Context, stream, subject string) (Message, error)
 		return Message{}, fmt.Errorf("last message on %s: %w", subject, classify(ctx, err))
 	}
 	return Message{Subject: m.Subject, Data: m.Data, Header: m.Header, Seq: m.Sequence, Time: m.Time}, nil
+}
+
+// headerKVOperation marks what was deleted from a KV bucket.
+const headerKVOperation = "KV-Operation"
+
+// Get gives the last message on a subject of a KV bucket's stream, in one round trip; ErrNotFound where
+// there is none. A key that was deleted has a message without data.
+func (b *Bus) Get(ctx context.Context, stream, subject string) (Message, error) {
+	request := "$JS.API.DIRECT.GET." + stream + "." + subject
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	ctx, stop := b.calls.begin(ctx, exactly(request))
+	defer stop()
+	m, err := b.conn.RequestWithContext(ctx, request, nil)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		err = jetstream.ErrStreamNotFound
+	case err == nil && m.Header.Get("Status") == "404":
+		err = jetstream.ErrMsgNotFound
+	case err == nil && m.Header.Get("Status") != "":
+		err = errors.New(m.Header.Get("Status") + " " + m.Header.Get("Description"))
+	}
+	if err != nil {
+		return Message{}, fmt.Errorf("get %s: %w", subject, classify(ctx, err))
+	}
+	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return Message{}, fmt.Errorf("get %s: %w: no sequence in the answer", subject, ErrUnavailable)
+	}
+	at, err := time.Parse(time.RFC3339Nano, m.Header.Get(jetstream.TimeStampHeaer))
+	if err != nil {
+		return Message{}, fmt.Errorf("get %s: %w: no time in the answer", subject, ErrUnavailable)
+	}
+	return Message{Subject: subject, Data: m.Data, Header: m.Header, Seq: seq, Time: at}, nil
 }
 
 // Purge removes the messages of a stream whose sequence is below the given one.

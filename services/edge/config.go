@@ -23,6 +23,9 @@ type Config struct {
 	TLSCertFile    string         `name:"tls-cert-file" env:"AEGIS_EDGE_TLS_CERT_FILE" type:"path" help:"Certificate chain (PEM) to serve HTTPS and HTTP/2 by; read again when it changes. Default: no TLS."`
 	TLSKeyFile     string         `name:"tls-key-file" env:"AEGIS_EDGE_TLS_KEY_FILE" type:"path" help:"Its private key (PEM)."`
 	ProxyProtocol  bool           `name:"proxy-protocol" env:"AEGIS_EDGE_PROXY_PROTOCOL" help:"Take the client's address from the PROXY protocol header (v1 or v2) that each trusted proxy must then send."`
+	RulesRefresh   time.Duration  `name:"rules-refresh" env:"AEGIS_EDGE_RULES_REFRESH" default:"5m" help:"How old what is known of a client may be before it is looked up again; changes are pushed besides."`
+	RulesTimeout   time.Duration  `name:"rules-timeout" env:"AEGIS_EDGE_RULES_TIMEOUT" default:"100ms" help:"How long a request with a key that was never seen may wait until it is looked up."`
+	MaxUsers       int            `name:"max-users" env:"AEGIS_EDGE_MAX_USERS" default:"100000" help:"Keys of the rules that are remembered, in memory and on disk."`
 	AccessLog      uint32         `name:"access-log" env:"AEGIS_EDGE_ACCESS_LOG" default:"0" help:"Log one request in so many; 0: none."`
 	MaxQueued      int            `name:"max-queued" env:"AEGIS_EDGE_MAX_QUEUED" default:"100000" help:"Finished requests that may wait for NATS; what exceeds it is lost, counted and alarmed."`
 	CacheBytes     int64          `name:"cache-bytes" env:"AEGIS_EDGE_CACHE_BYTES" default:"67108864" help:"Bound of the stored answers that yellow requests get on routes with degrade: cache, in bytes; 0: none are stored."`
@@ -37,6 +40,9 @@ func DefaultConfig() Config {
 		Addr:         "127.0.0.1:8080",
 		DataDir:      "data/edge",
 		IPv6Prefix:   64,
+		RulesRefresh: 5 * time.Minute,
+		RulesTimeout: 100 * time.Millisecond,
+		MaxUsers:     100_000,
 		MaxQueued:    100_000,
 		CacheBytes:   64 << 20,
 		DrainTimeout: 15 * time.Second,
@@ -61,6 +67,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("max-queued %d: want 1 or more", c.MaxQueued)
 	case c.CacheBytes < 0:
 		return fmt.Errorf("cache-bytes %d: must not be negative", c.CacheBytes)
+	case c.RulesRefresh < time.Second || c.RulesTimeout <= 0 || c.MaxUsers < 1:
+		return errors.New("rules-refresh, rules-timeout, max-users: want at least 1s, above 0, and 1")
 	case c.DrainWait < 0 || c.DrainTimeout < 0 || c.FlushTimeout < 0:
 		return errors.New("drain-wait, drain-timeout, flush-timeout: must not be negative")
 	}

@@ -47,6 +47,7 @@ type Service struct {
 	handler  *proxy.Handler
 	policies *policyFeed
 	health   healthFeed
+	clients  *directory
 	listener net.Listener
 	cert     *certificate // nil without TLS
 	draining atomic.Bool
@@ -91,6 +92,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	metrics := newMetrics(deps.Registry, s)
 	s.policies = &policyFeed{engine: s.engine, dir: cfg.DataDir, file: cfg.PolicyFile, metrics: metrics, log: s.log}
 	s.health = healthFeed{multipliers: s.engine.Multipliers, metrics: metrics, log: s.log}
+	if s.clients, err = newDirectory(cfg, deps.Bus, metrics, s.log); err != nil {
+		return nil, fmt.Errorf("edge: %w", err)
+	}
+	s.clients.load()
+	s.policies.plans, s.clients.plansChanged = s.clients.plans, s.policies.usePlans
+	s.engine.Directory = s.clients
 	if err := s.policies.load(); err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
@@ -124,6 +131,8 @@ func (s *Service) Run(ctx context.Context) error {
 		lifecycle.Component{Name: "breaker", Run: s.watchStore},
 		lifecycle.Component{Name: "health", Run: run(func(ctx context.Context) { s.health.follow(ctx, s.bus) })},
 		lifecycle.Component{Name: "policy", Run: run(func(ctx context.Context) { s.policies.follow(ctx, s.bus) })},
+		lifecycle.Component{Name: "rules", Run: run(s.clients.follow)},
+		lifecycle.Component{Name: "rules on disk", Run: run(s.clients.keep)},
 		lifecycle.Component{Name: "http", Run: s.serve, Stop: s.cfg.DrainWait + s.cfg.DrainTimeout + closeTimeout + time.Second},
 	)
 }

@@ -33,6 +33,33 @@ type policyFeed struct {
 	// stream is the incarnation that the version in force counts in; "" for the policy file.
 	stream  string
 	version uint64
+	// base is the policy in force without the rules' plans, which replace its own of their names.
+	base  policy.Policy
+	plans map[string]policy.Plan
+}
+
+// usePlans puts the rules' plans in force.
+func (f *policyFeed) usePlans(plans map[string]policy.Plan) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.plans = plans
+	if f.engine.Table() == nil {
+		return
+	}
+	if err := f.compile(f.base, f.version); err != nil {
+		f.log.Error().Err(err).Msg("the plans of the rules can't be used; those in force stay")
+	}
+}
+
+// compile puts a policy in force, with the rules' plans.
+func (f *policyFeed) compile(p policy.Policy, version uint64) error {
+	table, err := policy.Compile(p.WithPlans(f.plans), version)
+	if err != nil {
+		return err
+	}
+	f.engine.Use(table)
+	f.base = p
+	return nil
 }
 
 // load puts in force what is on disk. Without anything it leaves the engine without a
@@ -60,11 +87,9 @@ func (f *policyFeed) load() error {
 	if err != nil {
 		return fmt.Errorf("policy-file %s: %w", f.file, err)
 	}
-	table, err := policy.Compile(p, 0)
-	if err != nil {
+	if err := f.compile(p, 0); err != nil {
 		return fmt.Errorf("policy-file %s: %w", f.file, err)
 	}
-	f.engine.Use(table)
 	f.log.Info().Str("file", f.file).Msg("policy taken from the policy file")
 	return nil
 }
@@ -106,15 +131,13 @@ func (f *policyFeed) use(stream string, v events.ConfigVersion) error {
 	if err != nil {
 		return err
 	}
-	table, err := policy.Compile(p, v.Version)
-	if err != nil {
+	if err := f.compile(p, v.Version); err != nil {
 		return err
 	}
 	if len(dropped) > 0 {
 		f.metrics.unknownKeys.Add(float64(len(dropped)))
 		f.log.Warn().Strs("keys", dropped).Uint64("version", v.Version).Msg("the policy has keys that this edge does not know; they are ignored")
 	}
-	f.engine.Use(table)
 	f.stream, f.version = stream, v.Version
 	return nil
 }
@@ -156,7 +179,7 @@ func (f healthFeed) begin() func(bus.Message) {
 
 // followStream hands a stream's last message of each subject, and all that follow, to what
 // begin makes for the incarnation of the stream. It returns when ctx ends.
-func followStream(ctx context.Context, b *bus.Bus, stream string, log zerolog.Logger, begin func(incarnation string) func(bus.Message)) {
+func followStream(ctx context.Context, b *bus.Bus, stream string, log zerolog.Logger, begin func(incarnation string) func(bus.Message), opts ...bus.FollowOption) {
 	for ctx.Err() == nil {
 		state, err := b.Stream(ctx, stream)
 		if err == nil {
@@ -164,7 +187,7 @@ func followStream(ctx context.Context, b *bus.Bus, stream string, log zerolog.Lo
 			err = b.Follow(ctx, stream, bus.LastPerSubject(), func(m bus.Message) error {
 				take(m)
 				return nil
-			}, bus.OfStream(state.ID))
+			}, append(opts, bus.OfStream(state.ID))...)
 		}
 		if ctx.Err() != nil {
 			return

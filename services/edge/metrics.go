@@ -9,6 +9,8 @@ type metrics struct {
 	unknownKeys    prometheus.Counter
 	snapshotErrors prometheus.Counter
 	badHealth      prometheus.Counter
+	badRules       prometheus.Counter
+	lookupErrors   prometheus.Counter
 }
 
 // newMetrics registers what s counts and what it can be asked for.
@@ -52,7 +54,9 @@ func newMetrics(reg prometheus.Registerer, s *Service) *metrics {
 	return &metrics{
 		rejected:       counter("aegis_edge_policy_rejected_total", "Policy versions refused; the last good one stayed."),
 		unknownKeys:    counter("aegis_edge_policy_unknown_keys_total", "Keys of accepted policies that this edge does not know."),
-		snapshotErrors: counter("aegis_edge_policy_snapshot_errors_total", "Policies that could not be kept on disk."),
+		snapshotErrors: counter("aegis_edge_policy_snapshot_errors_total", "Policies and rules that could not be kept on disk."),
 		badHealth:      counter("aegis_edge_health_rejected_total", "Health ticks refused."),
+		badRules:       counter("aegis_edge_rules_rejected_total", "Records of the rules that could not be read."),
+		lookupErrors:   counter("aegis_edge_rules_lookup_errors_total", "Look-ups of clients that got no answer."),
 	}
 }

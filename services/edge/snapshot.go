@@ -42,10 +42,16 @@ func writeSnapshot(dir, stream string, wire []byte) error {
 	if err != nil {
 		return err
 	}
+	return replaceFile(snapshotFile(dir), data)
+}
+
+// replaceFile writes a file in one step.
+func replaceFile(name string, data []byte) error {
+	dir := filepath.Dir(name)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, "policy.*.tmp")
+	f, err := os.CreateTemp(dir, filepath.Base(name)+".*.tmp")
 	if err != nil {
 		return err
 	}
@@ -60,7 +66,7 @@ func writeSnapshot(dir, stream string, wire []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(f.Name(), snapshotFile(dir)); err != nil {
+	if err := os.Rename(f.Name(), name); err != nil {
 		return err
 	}
 	d, err := os.Open(dir)

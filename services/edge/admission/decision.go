@@ -23,6 +23,8 @@ const (
 	DenyReduced
 	// Forbid refuses every request of the route.
 	Forbid
+	// Block refuses every request of the client.
+	Block
 	// TooLarge refuses a body that declares more than the route takes; nothing is charged.
 	TooLarge
 	// NoRoute: no route matches.

@@ -26,6 +26,8 @@ type Engine struct {
 	Fleet        *Fleet
 	Multipliers  *Multipliers
 	Sink         Sink
+	// Directory knows clients beyond the table's; nil: there are none.
+	Directory Directory
 
 	table  atomic.Pointer[policy.Table]
 	tiers  [bucket.Red + 1]atomic.Uint64
@@ -83,7 +85,11 @@ func (e *Engine) Decide(ctx context.Context, r Request) Decision {
 	}
 	d.Upstream = table.Upstreams()[d.Route.Upstream]
 	d.Multiplier = e.Multipliers.Get(d.Route.Upstream)
-	d.Client = e.Identifier.Identify(r, table)
+	d.Client = e.identify(r, table)
+	if d.Client.User.Blocked {
+		d.Action = Block
+		return d
+	}
 	d.time = e.Clock.Micros()
 	if d.Client.User.Admin {
 		d.Exempt = true
@@ -96,6 +102,18 @@ func (e *Engine) Decide(ctx context.Context, r Request) Decision {
 		e.tiers[d.Tier].Add(1)
 	}
 	return d
+}
+
+// identify is the client of a request, with what is known of it.
+func (e *Engine) identify(r Request, table *policy.Table) Client {
+	if e.Directory == nil {
+		return e.Identifier.Identify(r, table)
+	}
+	c := e.Identifier.Identify(r, table, e.Directory)
+	if !c.Known {
+		c.User = e.Directory.Address(c.ID)
+	}
+	return c
 }
 
 // Finish reports how a forwarded request ended.

@@ -40,10 +40,18 @@ type Users interface {
 	User(keyHash [sha256.Size]byte) (policy.UserRules, bool)
 }
 
+// Directory knows clients that are in no policy: verified ones by their keys, and addresses with rules
+// of their own.
+type Directory interface {
+	Users
+	// Address is what an address is held to besides what all are; the zero value for most.
+	Address(client string) policy.UserRules
+}
+
 // Identify is the client of a request: the first of its keys that verifies, X-API-Key
 // before Authorization, else its address. An unknown key is as good as none, so that
-// inventing keys gains nothing.
-func (i Identifier) Identify(r Request, users Users) Client {
+// inventing keys gains nothing. All users are asked in turn.
+func (i Identifier) Identify(r Request, users ...Users) Client {
 	addr := i.address(r)
 	tried := 0
 	for _, header := range [...]string{KeyHeader, "Authorization"} {
@@ -58,8 +66,11 @@ func (i Identifier) Identify(r Request, users Users) Client {
 			if tried++; tried > maxKeys {
 				break
 			}
-			if user, ok := users.User(sha256.Sum256([]byte(key))); ok {
-				return Client{ID: "user:" + user.Name, Addr: addr, User: user, Known: true, ByKeyHeader: header == KeyHeader}
+			hash := sha256.Sum256([]byte(key))
+			for _, known := range users {
+				if user, ok := known.User(hash); ok {
+					return Client{ID: "user:" + user.Name, Addr: addr, User: user, Known: true, ByKeyHeader: header == KeyHeader}
+				}
 			}
 		}
 	}

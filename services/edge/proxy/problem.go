@@ -13,6 +13,7 @@ const (
 	typeQuotaExceeded   = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 	typeReducedCapacity = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 	typeCostExceeds     = "urn:aegisrate:problem:cost-exceeds-capacity"
+	typeBlocked         = "urn:aegisrate:problem:client-blocked"
 	typeBlank           = "about:blank"
 )
 
@@ -60,6 +61,9 @@ func refusal(d *admission.Decision) problem {
 			fmt.Sprintf("limit %s is lowered to %d tokens while its upstream is unwell, and a request costs more; retry after %d s", d.LimitName, d.Limit, d.RetryAfter), d)
 	case admission.Forbid:
 		p = plainProblem(http.StatusForbidden, "the route is closed")
+	case admission.Block:
+		p = plainProblem(http.StatusForbidden, "this client is blocked; ask whoever runs this API")
+		p.Type, p.Title = typeBlocked, "Client blocked"
 	case admission.TooLarge:
 		p = plainProblem(http.StatusRequestEntityTooLarge, fmt.Sprintf("the body may have at most %d bytes", d.Route.MaxBodyBytes))
 	case admission.NoRoute:
