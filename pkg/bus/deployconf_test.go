@@ -88,6 +88,7 @@ func TestDeployPublish(t *testing.T) {
 		"edge": {
 			"aegis.response.b1", "aegis.edge.heartbeat.e1", "aegis.deadletter.edge",
 			"read AEGIS_CONFIG", "last AEGIS_CONFIG", "read AEGIS_HEALTH", "last AEGIS_HEALTH",
+			"aegis.deferred.c", "aegis.deferral.i", "work AEGIS_DEFERRED", "info AEGIS_DEFERRALS", "last AEGIS_DEFERRALS",
 		},
 		"settler": {
 			"aegis.deadletter.settler",
@@ -104,14 +105,22 @@ func TestDeployPublish(t *testing.T) {
 		},
 		"operator": {
 			"aegis.config.command", "$SRV.PING", "$SRV.INFO", "$SRV.STATS",
-			"info *", "last *", "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST",
+			"info *", "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST",
 		},
+	}
+
+	// What clients deferred is for edges only: it holds their credentials.
+	for _, s := range append(streamNames(), "FOREIGN") {
+		if s != events.StreamDeferred && s != events.StreamDeferrals {
+			allowed["operator"] = append(allowed["operator"], "last "+s)
+		}
 	}
 
 	// action -> the subjects it publishes to.
 	actions := map[string][]string{}
 	for _, subject := range []string{
 		events.SubjectConfigCommand, events.SubjectConfigUpdates, events.SubjectAudit,
+		"aegis.deferred.c", "aegis.deferral.i",
 		events.SubjectResponse("b1"), events.SubjectHealth("u1"), events.SubjectHeartbeat("e1"),
 		"$SRV.PING", "$SRV.INFO", "$SRV.STATS",
 		"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$SYS.REQ.SERVER.PING",
@@ -122,6 +131,14 @@ func TestDeployPublish(t *testing.T) {
 	for _, user := range deployUsers {
 		actions[events.SubjectDeadLetter(user)] = []string{events.SubjectDeadLetter(user)}
 		actions["inbox of "+user] = []string{"_INBOX_" + user + ".x"}
+	}
+	for _, s := range events.Streams() {
+		if s.WorkQueue { // the others are read without acknowledgements
+			actions["work "+s.Name] = []string{
+				"$JS.API.CONSUMER.CREATE." + s.Name + ".edge", "$JS.API.CONSUMER.MSG.NEXT." + s.Name + ".edge",
+				"$JS.ACK." + s.Name + ".edge.1.1.1.1.0",
+			}
+		}
 	}
 	for _, s := range append(streamNames(), "FOREIGN") {
 		actions["info "+s] = []string{"$JS.API.STREAM.INFO." + s}
@@ -189,7 +206,7 @@ func TestDeploySubscribe(t *testing.T) {
 	}
 	subjects := []string{
 		"_INBOX.x", "aegis.config.command", "aegis.config.updates", "aegis.response.*", "aegis.health.*",
-		"aegis.edge.heartbeat.*", "aegis.audit", "aegis.>", ">", "$JS.API.>", "$SRV.PING", "$SRV.PING.other",
+		"aegis.edge.heartbeat.*", "aegis.audit", "aegis.deferred.*", "aegis.deferral.*", "aegis.>", ">", "$JS.API.>", "$SRV.PING", "$SRV.PING.other",
 	}
 	for _, user := range deployUsers {
 		subjects = append(subjects, "_INBOX_"+user+".x")
@@ -372,4 +389,48 @@ func operatorConn(t *testing.T, s *bustest.Server) *nats.Conn {
 	}
 	t.Cleanup(nc.Close)
 	return nc
+}
+
+// TestDeployDeferred: edges store, take and finish what was deferred, and who watches everything sees nothing of it.
+func TestDeployDeferred(t *testing.T) {
+	t.Parallel()
+	s := deployServer(t)
+	control := as(t, s, "controlplane")
+	if err := control.Provision(t.Context(), events.Streams()); err != nil {
+		t.Fatal(err)
+	}
+	watcher := operatorConn(t, s)
+	seen, err := watcher.SubscribeSync("aegis.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := watcher.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	edge := as(t, s, "edge")
+	for _, subject := range []string{events.SubjectDeferred("c"), events.SubjectDeferral("i")} {
+		if _, err := edge.Publish(t.Context(), subject, []byte("secret")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := edge.Last(t.Context(), events.StreamDeferrals, events.SubjectDeferral("i")); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go edge.Work(ctx, bus.WorkConfig{Stream: events.StreamDeferred, Consumer: "edge", AtOnce: 1, Life: time.Minute}, func(j bus.Job) {
+		if err := j.Done(); err != nil {
+			t.Error(err)
+		}
+	})
+	bustest.Await(t, "the job", func() bool {
+		state, err := control.Stream(t.Context(), events.StreamDeferred)
+		return err == nil && state.Last == 1 && state.Msgs == 0
+	})
+	if err := edge.Send(events.SubjectHeartbeat("e1"), []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := seen.NextMsg(10 * time.Second); err != nil || m.Subject != events.SubjectHeartbeat("e1") {
+		t.Errorf("the operator sees %v, %v", m, err)
+	}
 }

@@ -4,7 +4,7 @@
 //
 // A Bus mends itself: Connect returns whether or not a server is there, and
 // every operation either waits for the network within a bound (Publish, Stream,
-// Last, Purge, Provision), waits the outage out (Follow, Outbox), or never
+// Last, Purge, Provision), waits the outage out (Follow, Work, Outbox), or never
 // touches it (Send, Outbox.Add). Errors say which state they leave behind; see
 // ErrUnavailable and its siblings.
 //
@@ -27,6 +27,9 @@
 //	Last(s)               pub $JS.API.STREAM.INFO.<s>
 //	                      pub $JS.API.STREAM.MSG.GET.<s>
 //	Get(s, subject)       pub $JS.API.DIRECT.GET.<s>.<subject>
+//	Work(s, consumer)     pub $JS.API.CONSUMER.CREATE.<s>.<consumer>
+//	                      pub $JS.API.CONSUMER.MSG.NEXT.<s>.<consumer>
+//	                      pub $JS.ACK.<s>.<consumer>.>
 //	Purge(s)              pub $JS.API.STREAM.INFO.<s>
 //	                      pub $JS.API.STREAM.PURGE.<s>
 //	Provision(s)          pub $JS.API.STREAM.CREATE.<s>

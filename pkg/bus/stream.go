@@ -51,6 +51,7 @@ func (b *Bus) provision(ctx context.Context, s events.Stream) error {
 		MaxMsgsPerSubject: unbounded(s.MaxPerSubject),
 		MaxMsgSize:        unbounded(s.MaxMessage),
 		Duplicates:        s.Dedup,
+		MaxMsgs:           unbounded(s.MaxMessages),
 		Replicas:          b.replicas,
 		AllowDirect:       s.KeyValue,
 		AllowRollup:       s.KeyValue,
@@ -58,6 +59,10 @@ func (b *Bus) provision(ctx context.Context, s events.Stream) error {
 	}
 	if s.RefuseNew {
 		cfg.Discard = jetstream.DiscardNew
+		cfg.DiscardNewPerSubject = s.RefuseNewPerSubject
+	}
+	if s.WorkQueue {
+		cfg.Retention = jetstream.WorkQueuePolicy
 	}
 	if _, err := b.js.CreateOrUpdateStream(ctx, cfg); err != nil {
 		return classify(ctx, err)

@@ -66,6 +66,11 @@ var (
 	changed = events.BucketsChanged{Buckets: []events.ChangedBucket{
 		{Client: "user:ann", Scope: "fast"}, {Client: "ip:2001:db8::/64"},
 	}}
+	deferred = events.Deferred{ID: "4kq2", Client: "user:ann", Request: []byte("{}"), Sealed: true}
+	deferral = events.Deferral{
+		ID: "4kq2", Client: "user:ann", Route: "fast", Seq: 17, Time: 1764460800123456, State: events.DeferralFailed,
+		Once: true, Digest: []byte{1, 2}, Reason: "it may have run", Result: []byte("{}"), Sealed: true,
+	}
 	deadLetter = events.DeadLetter{
 		Stream: events.StreamResponses, Seq: 31, Subject: events.SubjectResponse("x"), Reason: "malformed", Data: []byte(`{"type":`),
 	}
@@ -79,6 +84,8 @@ func TestWireForms(t *testing.T) {
 	t.Run("config", golden("config.v1.json", config, events.Encode, events.Decode))
 	t.Run("audit", golden("audit.v1.json", audit, events.Encode, events.Decode))
 	t.Run("changed", golden("changed.v1.json", changed, events.Encode, events.Decode))
+	t.Run("deferred", golden("deferred.v1.json", deferred, events.Encode, events.Decode))
+	t.Run("deferral", golden("deferral.v1.json", deferral, events.Encode, events.Decode))
 	t.Run("deadletter", golden("deadletter.v1.json", deadLetter, events.Encode, events.Decode))
 }
 

@@ -9,6 +9,8 @@ const (
 	StreamConfig     = "AEGIS_CONFIG"
 	StreamAudit      = "AEGIS_AUDIT"
 	StreamDeadLetter = "AEGIS_DEADLETTER"
+	StreamDeferred   = "AEGIS_DEFERRED"
+	StreamDeferrals  = "AEGIS_DEFERRALS"
 	// StreamRules is the stream of the KV bucket AEGIS_RULES.
 	StreamRules = "KV_AEGIS_RULES"
 )
@@ -18,12 +20,16 @@ type Stream struct {
 	Name        string
 	Description string
 	Subjects    []string
-	// MaxAge, MaxBytes and MaxPerSubject bound the stream; zero is no bound.
+	// MaxAge, MaxBytes, MaxPerSubject and MaxMessages bound the stream; zero is no bound.
 	MaxAge        time.Duration
 	MaxBytes      int64
 	MaxPerSubject int64
-	// RefuseNew makes a full stream refuse new messages; otherwise the oldest go.
-	RefuseNew bool
+	MaxMessages   int64
+	// RefuseNew makes a full stream refuse new messages; otherwise the oldest go. RefuseNewPerSubject
+	// does so for a full subject too.
+	RefuseNew, RefuseNewPerSubject bool
+	// WorkQueue removes a message when the consumer has done it.
+	WorkQueue bool
 	// MaxMessage bounds one message, in bytes; zero is the server's bound.
 	MaxMessage int32
 	// Dedup is the window in which a message id is remembered.
@@ -36,6 +42,13 @@ const (
 	mib = 1 << 20
 	gib = 1 << 30
 	day = 24 * time.Hour
+)
+
+const (
+	// DeferralLife is how long a deferred request may wait, and how long its result is kept.
+	DeferralLife = time.Hour
+	// MaxDeferred and MaxDeferredPerClient bound the requests that wait.
+	MaxDeferred, MaxDeferredPerClient = 10_000, 100
 )
 
 // Streams lists every stream of the system.
@@ -84,6 +97,29 @@ func Streams() []Stream {
 			MaxMessage:    256 << 10,
 			Dedup:         2 * time.Minute,
 			KeyValue:      true,
+		},
+		{
+			Name:                StreamDeferred,
+			Description:         "Requests answered 202 that run later, by client",
+			Subjects:            []string{AllDeferred},
+			WorkQueue:           true,
+			RefuseNew:           true,
+			RefuseNewPerSubject: true,
+			MaxAge:              DeferralLife,
+			MaxBytes:            256 * mib,
+			MaxMessages:         MaxDeferred,
+			MaxPerSubject:       MaxDeferredPerClient,
+			Dedup:               2 * time.Minute,
+		},
+		{
+			Name:          StreamDeferrals,
+			Description:   "What has become of them, the last state of each",
+			Subjects:      []string{AllDeferrals},
+			RefuseNew:     true,
+			MaxAge:        DeferralLife,
+			MaxBytes:      512 * mib,
+			MaxPerSubject: 1,
+			Dedup:         2 * time.Minute,
 		},
 		{
 			Name:        StreamDeadLetter,

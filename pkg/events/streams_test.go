@@ -17,6 +17,8 @@ func TestEverySubjectHasItsStream(t *testing.T) {
 		events.SubjectConfigUpdates:               events.StreamConfig,
 		events.SubjectAudit:                       events.StreamAudit,
 		events.SubjectDeadLetter("settler"):       events.StreamDeadLetter,
+		events.SubjectDeferred("user:ann"):        events.StreamDeferred,
+		events.SubjectDeferral("4kq2"):            events.StreamDeferrals,
 		events.SubjectHeartbeat("edge-1"):         "", // core
 		events.SubjectConfigCommand:               "", // a service
 		events.SubjectControl:                     "", // a service

@@ -1,6 +1,8 @@
 package events
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"strconv"
 	"strings"
 )
@@ -27,6 +29,8 @@ const (
 	subjectHeartbeat  = "aegis.edge.heartbeat."
 	subjectDeadLetter = "aegis.deadletter."
 	subjectChanged    = "aegis.bucket.changed."
+	subjectDeferred   = "aegis.deferred."
+	subjectDeferral   = "aegis.deferral."
 )
 
 // Wildcards over the subjects that carry a name.
@@ -36,6 +40,8 @@ const (
 	AllHeartbeats  = subjectHeartbeat + "*"
 	AllDeadLetters = subjectDeadLetter + "*"
 	AllChanged     = subjectChanged + "*"
+	AllDeferred    = subjectDeferred + "*"
+	AllDeferrals   = subjectDeferral + "*"
 )
 
 // SubjectResponse is where the edge incarnation named boot publishes its ResponseBatches.
@@ -49,6 +55,15 @@ func SubjectHeartbeat(edge string) string { return subjectHeartbeat + edge }
 
 // SubjectDeadLetter is where a service puts what it could not parse or apply (see DeadLetter).
 func SubjectDeadLetter(service string) string { return subjectDeadLetter + service }
+
+// SubjectDeferred is where the Deferred requests of a client wait. A client id is no token: its digest is.
+func SubjectDeferred(client string) string {
+	digest := sha256.Sum256([]byte(client))
+	return subjectDeferred + hex.EncodeToString(digest[:16])
+}
+
+// SubjectDeferral is where the Deferral of that id stands. Its id is letters and digits.
+func SubjectDeferral(id string) string { return subjectDeferral + id }
 
 // SubjectRules is where the KV bucket of the rules keeps key (see package rules).
 func SubjectRules(key string) string { return subjectRules + key }
