@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/aegisrate/aegisrate/services/edge/proxy"
 )
 
 // Config is how an edge behaves; the tags are kong's.
@@ -26,6 +28,7 @@ type Config struct {
 	RulesRefresh   time.Duration  `name:"rules-refresh" env:"AEGIS_EDGE_RULES_REFRESH" default:"5m" help:"How old what is known of a client may be before it is looked up again; changes are pushed besides."`
 	RulesTimeout   time.Duration  `name:"rules-timeout" env:"AEGIS_EDGE_RULES_TIMEOUT" default:"100ms" help:"How long a request with a key that was never seen may wait until it is looked up."`
 	MaxUsers       int            `name:"max-users" env:"AEGIS_EDGE_MAX_USERS" default:"100000" help:"Keys of the rules that are remembered, in memory and on disk."`
+	BodyTimeout    time.Duration  `name:"body-timeout" env:"AEGIS_EDGE_BODY_TIMEOUT" default:"30s" help:"How long a client may send nothing of a body that the upstream waits for, before it gets 408."`
 	AccessLog      uint32         `name:"access-log" env:"AEGIS_EDGE_ACCESS_LOG" default:"0" help:"Log one request in so many; 0: none."`
 	MaxQueued      int            `name:"max-queued" env:"AEGIS_EDGE_MAX_QUEUED" default:"100000" help:"Finished requests that may wait for NATS; what exceeds it is lost, counted and alarmed."`
 	CacheBytes     int64          `name:"cache-bytes" env:"AEGIS_EDGE_CACHE_BYTES" default:"67108864" help:"Bound of the stored answers that yellow requests get on routes with degrade: cache, in bytes; 0: none are stored."`
@@ -43,6 +46,7 @@ func DefaultConfig() Config {
 		RulesRefresh: 5 * time.Minute,
 		RulesTimeout: 100 * time.Millisecond,
 		MaxUsers:     100_000,
+		BodyTimeout:  proxy.DefaultBodyTimeout,
 		MaxQueued:    100_000,
 		CacheBytes:   64 << 20,
 		DrainTimeout: 15 * time.Second,
@@ -63,6 +67,8 @@ func (c Config) Validate() error {
 		return errors.New("data-dir: must be set")
 	case c.IPv6Prefix < 16 || c.IPv6Prefix > 128:
 		return fmt.Errorf("ipv6-prefix %d: want 16 to 128", c.IPv6Prefix)
+	case c.BodyTimeout <= 0:
+		return fmt.Errorf("body-timeout %s: want more than 0", c.BodyTimeout)
 	case c.MaxQueued < 1:
 		return fmt.Errorf("max-queued %d: want 1 or more", c.MaxQueued)
 	case c.CacheBytes < 0:

@@ -101,7 +101,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err := s.policies.load(); err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
-	s.handler = proxy.New(proxy.Options{Engine: s.engine, AccessLog: cfg.AccessLog, CacheBytes: cfg.CacheBytes, Log: s.log, Registry: deps.Registry})
+	s.handler = proxy.New(proxy.Options{Engine: s.engine, AccessLog: cfg.AccessLog, BodyTimeout: cfg.BodyTimeout, CacheBytes: cfg.CacheBytes, Log: s.log, Registry: deps.Registry})
 	if cfg.TLSCertFile != "" {
 		if s.cert, err = newCertificate(cfg.TLSCertFile, cfg.TLSKeyFile, s.log); err != nil {
 			return nil, fmt.Errorf("edge: %w", err)

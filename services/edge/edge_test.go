@@ -426,6 +426,7 @@ func TestConfig(t *testing.T) {
 		"data-dir":       func(c *edge.Config) { c.DataDir = "" },
 		"ipv6-prefix":    func(c *edge.Config) { c.IPv6Prefix = 129 },
 		"cache-bytes":    func(c *edge.Config) { c.CacheBytes = -1 },
+		"body-timeout":   func(c *edge.Config) { c.BodyTimeout = 0 },
 		"max-queued":     func(c *edge.Config) { c.MaxQueued = 0 },
 		"drain-timeout":  func(c *edge.Config) { c.DrainTimeout = -1 },
 		"tls-key-file":   func(c *edge.Config) { c.TLSCertFile = "cert.pem" },

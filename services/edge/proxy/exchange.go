@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -21,8 +22,15 @@ import (
 
 var (
 	errUpstreamTimeout = errors.New("no response head within the upstream's timeout")
+	errBodyStalled     = errors.New("the client does not send its body")
 	errDrained         = errors.New("the edge is shutting down")
 )
+
+// DefaultBodyTimeout is how long a client may take between two parts of its body.
+const DefaultBodyTimeout = 30 * time.Second
+
+// minBodyRate is how fast a body must come on average, after the time for a part of it, in bytes per second.
+const minBodyRate = 512
 
 // statusClientGone is what the log and the metrics say of a request whose client left before an answer.
 const statusClientGone = 499
@@ -68,6 +76,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 	leave := h.open.enter(func() { cancel(errDrained) })
 	defer func() {
 		x.wait.end()
+		x.body.over()
 		cancel(nil)
 		x.finish()
 		leave()
@@ -76,10 +85,15 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 	r = r.WithContext(x.ctx)
 	x.in = r
 	if r.ContentLength != 0 {
+		conn := http.NewResponseController(w)
 		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait, lastly: r.ProtoMajor == 1}
+		x.body.client = newPatience(h.body, func() {
+			cancel(errBodyStalled)
+			_ = conn.SetReadDeadline(time.Now()) // who reads the body holds it
+		})
 		r.Body = x.body
 		// Else the server would read the rest of the body before it passes on an answer that comes early.
-		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+		if err := conn.EnableFullDuplex(); err != nil {
 			h.log.Debug().Err(err).Msg("body and answer can't stream at once")
 		}
 	}
@@ -128,6 +142,8 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out.Set(headerRequestID, x.id)
 	if x.body != nil {
 		pr.Out.Trailer = x.body.announce(pr.In.Trailer)
+		// A body that the upstream has refused would be asked for nevertheless, for the sake of its connection.
+		pr.Out.Close = in.Get("Expect") != ""
 	}
 }
 
@@ -183,6 +199,9 @@ func (x *exchange) fail(w http.ResponseWriter, _ *http.Request, err error) {
 	case x.body.tooLarge():
 		x.failure = events.OutcomeAborted
 		p = plainProblem(http.StatusRequestEntityTooLarge, "the body is larger than the route takes")
+	case errors.Is(cause, errBodyStalled):
+		x.failure = events.OutcomeAborted
+		p = plainProblem(http.StatusRequestTimeout, "the body did not come in time")
 	case x.client.Err() != nil:
 		x.failure = events.OutcomeAborted
 		x.w.WriteHeader(statusClientGone)
@@ -249,29 +268,33 @@ func (x *exchange) outcome() events.Outcome {
 }
 
 // requestBody watches how a client's body ends. While it waits for the client, the
-// upstream's time does not run.
+// upstream's time does not run, but the client's does, until an answer begins. From then on the
+// two may stream as they like.
 type requestBody struct {
 	io.ReadCloser
-	wait  *patience
+	wait, client *patience
+	begun        time.Time
+	received     int64
+
 	err   atomic.Pointer[error] // why it ended early
 	whole atomic.Bool
 	// lastly says that a connection ends with a body that is not read: in HTTP/1.
 	lastly bool
 
-	// received is the client's trailer, which net/http fills in at the end of the body; sent is the
+	// theirs is the client's trailer, which net/http fills in at the end of the body; sent is the
 	// upstream's, which the transport reads after that.
-	received, sent http.Header
+	theirs, sent http.Header
 }
 
 // announce gives the trailer that the upstream will get, without values yet. What the client has
 // not announced is not sent on: it can't be told beforehand, nor what it may replace.
-func (b *requestBody) announce(received http.Header) (sent http.Header) {
-	for name := range received {
+func (b *requestBody) announce(theirs http.Header) (sent http.Header) {
+	for name := range theirs {
 		if isOurs(name) || name == admission.KeyHeader || strings.HasPrefix(name, "X-Forwarded-") || name == headerRequestID {
 			continue
 		}
 		if b.sent == nil {
-			b.received, b.sent = received, make(http.Header)
+			b.theirs, b.sent = theirs, make(http.Header)
 		}
 		b.sent[name] = nil
 	}
@@ -280,14 +303,17 @@ func (b *requestBody) announce(received http.Header) (sent http.Header) {
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.wait.pause()
+	b.client.run(b.allowed())
 	n, err := b.ReadCloser.Read(p)
+	b.client.pause()
 	b.wait.resume()
+	b.received += int64(n)
 	switch err {
 	case nil:
 	case io.EOF:
 		b.whole.Store(true)
 		for name := range b.sent {
-			b.sent[name] = b.received[name]
+			b.sent[name] = b.theirs[name]
 		}
 	default:
 		b.err.CompareAndSwap(nil, &err)
@@ -295,9 +321,28 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// allowed is how long the client may take for what is read next: as long as for any part, and
+// no longer than a body that comes too slowly has left.
+func (b *requestBody) allowed() time.Duration {
+	now := time.Now()
+	if b.begun.IsZero() {
+		b.begun = now
+	}
+	slowest := b.client.limit + time.Duration(b.received)*time.Second/minBodyRate
+	return min(b.client.limit, slowest-now.Sub(b.begun))
+}
+
+// over says that the client is waited for no more.
+func (b *requestBody) over() {
+	if b != nil {
+		b.client.end()
+	}
+}
+
 // answered notes that the answer, of header h, begins. Where the body is not read to its end by
 // then, the connection takes no other request: what is left of the body must not be read as one.
 func (b *requestBody) answered(h http.Header) {
+	b.over()
 	if b != nil && b.lastly && !b.whole.Load() {
 		h.Set("Connection", "close")
 	}
@@ -311,9 +356,14 @@ func (b *requestBody) end(w http.ResponseWriter) {
 	}
 	c := http.NewResponseController(w)
 	_ = c.Flush()
-	_ = c.SetReadDeadline(time.Now().Add(unreadBody))
+	if !b.failed(os.ErrDeadlineExceeded) { // has had its time already
+		_ = c.SetReadDeadline(time.Now().Add(unreadBody))
+	}
 	b.Close()
 }
+
+// failed says whether the body ended early for this reason.
+func (b *requestBody) failed(why error) bool { return b.broken() && errors.Is(*b.err.Load(), why) }
 
 func (b *requestBody) broken() bool { return b != nil && b.err.Load() != nil }
 
@@ -345,8 +395,8 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// patience is the time that an upstream is given. It runs while the upstream is what
-// is waited for.
+// patience is the time that an upstream or a client is given. It runs while that one is
+// what is waited for.
 type patience struct {
 	mu    sync.Mutex
 	limit time.Duration
@@ -354,6 +404,7 @@ type patience struct {
 	ended bool
 }
 
+// newPatience begins the time; over is called when it has run out.
 func newPatience(limit time.Duration, over func()) *patience {
 	return &patience{limit: limit, timer: time.AfterFunc(limit, over)}
 }
@@ -364,11 +415,14 @@ func (p *patience) pause() {
 	p.timer.Stop()
 }
 
-func (p *patience) resume() {
+func (p *patience) resume() { p.run(p.limit) }
+
+// run gives this much time from now on.
+func (p *patience) run(limit time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.ended {
-		p.timer.Reset(p.limit)
+		p.timer.Reset(limit)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // recorder is the ResponseWriter of a request. It remembers the status, spells the edge's header
-// names as documented, and keeps them out of the upstream's informational answers.
+// names as documented, and keeps them out of the upstream's informational answers, of which 100 ends here.
 type recorder struct {
 	http.ResponseWriter
 	id       string
@@ -23,6 +23,9 @@ type recorder struct {
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *recorder) WriteHeader(status int) {
+	if status == http.StatusContinue {
+		return // the server says so, once, when the body is read; the upstream's is the transport's
+	}
 	if status >= 100 && status < 200 && status != http.StatusSwitchingProtocols {
 		stripOurs(w.Header())
 	} else if w.status == 0 {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"log"
@@ -26,6 +27,8 @@ type Options struct {
 	Engine *admission.Engine
 	// AccessLog logs one request in so many; 0: none.
 	AccessLog uint32
+	// BodyTimeout bounds the wait for each part of a request body; 0: DefaultBodyTimeout.
+	BodyTimeout time.Duration
 	// CacheBytes bounds the stored answers of routes with degrade: cache; 0: none are stored.
 	CacheBytes int64
 	Log        zerolog.Logger
@@ -36,6 +39,7 @@ type Options struct {
 type Handler struct {
 	engine    *admission.Engine
 	router    http.Handler
+	body      time.Duration // BodyTimeout
 	upstreams transports
 	origins   origins
 	buffers   buffers
@@ -51,6 +55,7 @@ type Handler struct {
 func New(o Options) *Handler {
 	h := &Handler{
 		engine: o.Engine,
+		body:   cmp.Or(o.BodyTimeout, DefaultBodyTimeout),
 		cache:  cache.New(o.CacheBytes, time.Now),
 		access: zerolog.Nop(),
 		log:    o.Log,

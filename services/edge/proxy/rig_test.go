@@ -49,6 +49,7 @@ type rigConfig struct {
 	access  uint32
 	cache   int64 // bytes
 	server  []telemetry.ServerOption
+	body    time.Duration // the time for each part of a request body
 }
 
 const testTime = 1_700_000_000_000_000 // µs
@@ -74,7 +75,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 		r.use(c.policy)
 	}
 	log := zerolog.New(r.log).Level(zerolog.DebugLevel)
-	r.handler = proxy.New(proxy.Options{Engine: r.engine, AccessLog: c.access, CacheBytes: c.cache, Log: log, Registry: r.metrics})
+	r.handler = proxy.New(proxy.Options{Engine: r.engine, AccessLog: c.access, BodyTimeout: c.body, CacheBytes: c.cache, Log: log, Registry: r.metrics})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
