@@ -1,31 +1,41 @@
--- check: decides one request against up to four buckets of a client together, and charges them.
+-- check: decides requests in turn, each against up to four buckets of its client together, and charges them.
 --
--- KEYS     the buckets, one per limit; after each, unless a daily quota, its key under the other algorithm
--- ARGV     cost (micro-tokens), shadow (0 or 1), then per limit a spec (lib/bucket.lua)
+-- KEYS     per request its buckets, one per limit; after each, unless a daily quota, its key under the
+--          other algorithm
+-- ARGV     how many specs, the specs (lib/bucket.lua), then per request: cost (micro-tokens), shadow
+--          (0 or 1), how many limits, and the place of each limit's spec, from 1
 -- Units    micro-tokens, microseconds, Unix microseconds
--- Returns  tier (0 green, 1 yellow, 2 red), now, then per limit: its own tier, remaining, grace,
---          wait (-1: never), reset, charged, grace charged, window, gen, seq, settled
--- Errors   STATE <limit> <reason>: that bucket can't be read; nothing was changed
+-- Returns  now, then per request an error's text, or a list: tier (0 green, 1 yellow, 2 red), then per limit
+--          its own tier, remaining, grace, wait (-1: never), reset, charged, grace charged, window, gen,
+--          seq, settled
+-- Errors   STATE <limit> <reason>: that bucket can't be read. Also Redis' own, where it refuses to read or
+--          write. A request with an error changed nothing; the others go on
 -- Go twin  bucket.Decide; memstore.Store.Check
 --
 -- What is charged nothing is not written: a refill that was only looked at is still due. Except that
 -- the first check (no peek) under another algorithm than the bucket's stores it as switched.
 local GREEN, YELLOW, RED = 0, 1, 2
 
-local cost, shadow = tonumber(ARGV[1]), ARGV[2] == '1'
 local now = clock()
+local keys, args = 1, 2 -- the next of KEYS and ARGV
 
-local function tier_of(b)
+local specs = {}
+for i = 1, tonumber(ARGV[1]) do
+  specs[i] = spec_at(args)
+  args = args + SPEC
+end
+
+local function tier_of(b, spec, cost)
   if b.balance >= cost then
     return GREEN
-  elseif b.wanted.spec.grace > 0 and b.balance >= 0 and b.balance + b.grace >= cost then
+  elseif spec.grace > 0 and b.balance >= 0 and b.balance + b.grace >= cost then
     return YELLOW
   end
   return RED
 end
 
--- charge_of(tier, b): what b pays, and what its grace pays, when the whole request is tier.
-local function charge_of(tier, b)
+-- charge_of(tier, b, cost, shadow): what b pays, and what its grace pays, when the whole request is tier.
+local function charge_of(tier, b, cost, shadow)
   if tier == GREEN then
     return cost, 0
   elseif tier == YELLOW and b.tier == YELLOW then
@@ -37,43 +47,61 @@ local function charge_of(tier, b)
   return 0, 0
 end
 
-local buckets, tier, k = {}, GREEN, 1
-while k <= #KEYS do
-  local i = #buckets + 1
-  local spec = spec_at(3 + (i - 1) * SPEC)
-  local keys
-  keys, k = bucket_keys(k, spec)
-  local b, reason = load_bucket(keys, spec, now)
-  if not b then
-    return redis.error_reply('STATE ' .. (i - 1) .. ' ' .. reason)
+-- decide(cost, shadow, wanted): the reply to a request whose limits are wanted, from the keys of the first on.
+local function decide(cost, shadow, wanted)
+  local buckets, tier, k = {}, GREEN, keys
+  for i, spec in ipairs(wanted) do
+    local key, before = KEYS[k], spec.algorithm.switches and KEYS[k + 1]
+    k = k + (before and 2 or 1)
+    local b, reason = load_bucket(key, before, spec, now)
+    if not b then
+      return failed(reason) and reason.err or 'STATE ' .. (i - 1) .. ' ' .. reason
+    end
+    b.wanted = key
+    b.switched = not same(b.spec, spec)
+    b.state = switch_to(b.state, b.spec, spec, now)
+    b.current = spec.algorithm.at(b.state, spec, now)
+    b.balance, b.grace = spec.algorithm.balance(b.current, spec, now)
+    b.tier = tier_of(b, spec, cost)
+    tier = max(tier, b.tier)
+    buckets[i] = b
   end
-  b.wanted = {key = keys[1], spec = spec}
-  b.switched = not same(b.spec, spec)
-  b.state = switch_to(b.state, b.spec, spec, now)
-  b.current = spec.algorithm.at(b.state, spec, now)
-  b.balance, b.grace = spec.algorithm.balance(b.current, spec, now)
-  b.tier = tier_of(b)
-  tier = max(tier, b.tier)
-  buckets[i] = b
+
+  local reply, n = {tier}, 1
+  for i, b in ipairs(buckets) do
+    local spec = wanted[i]
+    local algorithm = spec.algorithm
+    local amount, grace = charge_of(tier, b, cost, shadow)
+    if amount > 0 or grace > 0 then
+      b.state = algorithm.charge(b.current, amount, grace)
+      b.balance, b.grace = algorithm.balance(b.state, spec, now)
+    end
+    if amount > 0 or grace > 0 or b.switched and cost > 0 then
+      local refusal = save_bucket(b, b.wanted, spec, now)
+      if refusal then
+        return refusal.err
+      end
+    end
+    reply[n + 1], reply[n + 2], reply[n + 3] = b.tier, b.balance, b.grace
+    reply[n + 4] = b.balance >= cost and 0 or cost > spec.capacity and NEVER or algorithm.wait(b.state, spec, cost, now)
+    reply[n + 5] = algorithm.wait(b.state, spec, spec.capacity, now)
+    reply[n + 6], reply[n + 7], reply[n + 8] = amount, grace, algorithm.window(b.current)
+    reply[n + 9], reply[n + 10], reply[n + 11] = b.gen, b.seq, b.settled
+    n = n + 11
+  end
+  return reply
 end
 
-local reply, n = {tier, now}, 2
-for _, b in ipairs(buckets) do
-  local spec = b.wanted.spec
-  local algorithm = spec.algorithm
-  local amount, grace = charge_of(tier, b)
-  if amount > 0 or grace > 0 then
-    b.state = algorithm.charge(b.current, amount, grace)
-    b.balance, b.grace = algorithm.balance(b.state, spec, now)
+local replies, n = {now}, 1
+while args <= #ARGV do
+  local cost, shadow, limits = tonumber(ARGV[args]), ARGV[args + 1] == '1', tonumber(ARGV[args + 2])
+  local wanted, taken = {}, 0
+  for i = 1, limits do
+    wanted[i] = specs[tonumber(ARGV[args + 2 + i])]
+    taken = taken + (wanted[i].algorithm.switches and 2 or 1)
   end
-  if amount > 0 or grace > 0 or b.switched and cost > 0 then
-    save_bucket(b, b.wanted.key, spec, now)
-  end
-  reply[n + 1], reply[n + 2], reply[n + 3] = b.tier, b.balance, b.grace
-  reply[n + 4] = cost > spec.capacity and NEVER or algorithm.wait(b.state, spec, cost, now)
-  reply[n + 5] = algorithm.wait(b.state, spec, spec.capacity, now)
-  reply[n + 6], reply[n + 7], reply[n + 8] = amount, grace, algorithm.window(b.current)
-  reply[n + 9], reply[n + 10], reply[n + 11] = b.gen, b.seq, b.settled
-  n = n + 11
+  n = n + 1
+  replies[n] = decide(cost, shadow, wanted)
+  keys, args = keys + taken, args + 3 + limits
 end
-return reply
+return replies

@@ -45,18 +45,19 @@ if boot ~= '' then
       local i = #items + 1
       local at = 7 + (i - 1) * ITEM
       local spec = spec_at(at)
-      local keys
-      keys, k = bucket_keys(k, spec)
-      local b = known[keys[1]]
+      local key, before = KEYS[k], spec.algorithm.switches and KEYS[k + 1]
+      k = k + (before and 2 or 1)
+      local b = known[key]
       if not b then
         local reason
-        b, reason = load_bucket(keys, spec, now)
+        b, reason = load_bucket(key, before, spec, now)
         if not b then
-          return redis.error_reply('STATE ' .. (i - 1) .. ' ' .. reason)
+          return failed(reason) and reason or redis.error_reply('STATE ' .. (i - 1) .. ' ' .. reason)
         end
         b.due = b.settled < place
-        for _, key in ipairs(keys) do
-          known[key] = b
+        known[key] = b
+        if before then
+          known[before] = b
         end
       end
       items[i] = {bucket = b, spec = spec, delta = tonumber(ARGV[at + SPEC]), window = tonumber(ARGV[at + SPEC + 1]),
@@ -77,7 +78,10 @@ for _, item in ipairs(items) do
     b.state, forgiven = algorithm.settle(b.state, spec, item.delta, index)
     b.state = algorithm.at(b.state, spec, now)
     b.settled = place
-    save_bucket(b, b.key, spec, now)
+    local refusal = save_bucket(b, b.key, spec, now)
+    if refusal then
+      return refusal
+    end
   end
   reply[#reply + 1] = (algorithm.balance(b.state, spec, now))
   reply[#reply + 1] = forgiven

@@ -22,7 +22,7 @@ end
 local SPEC = 7 -- arguments a spec takes
 
 -- spec_at(i): the spec in ARGV[i..i+6]: kind, capacity, rate, slowest rate, window, grace, max_debt
--- (micro-tokens, micro-tokens a second, seconds).
+-- (micro-tokens, micro-tokens a second, seconds); and, as text, what a hash under it has.
 local function spec_at(i)
   return {
     algorithm = algorithm_of(ARGV[i]),
@@ -32,6 +32,9 @@ local function spec_at(i)
     window = tonumber(ARGV[i + 4]),
     grace = tonumber(ARGV[i + 5]),
     max_debt = tonumber(ARGV[i + 6]),
+    cap_text = ARGV[i + 1],
+    rate_text = ARGV[i + 2],
+    window_text = ARGV[i + 4],
   }
 end
 
@@ -49,12 +52,16 @@ local function kept(stored, spec)
   return {algorithm = stored.algorithm, capacity = stored.capacity, rate = stored.rate,
     slowest = max(1, floor(stored.rate / 5)), -- no slower than at the least multiplier
     grace = stored.capacity, -- the most it can be; a check cuts what is above its own
-    window = stored.window, max_debt = spec.max_debt}
+    window = stored.window, max_debt = spec.max_debt, cap_text = stored.cap_text, rate_text = stored.rate_text}
 end
 
 -- stored_spec(h, algorithm, spec): what the hash says it was last written under, spec's where
 -- it doesn't; nil and what is wrong.
 local function stored_spec(h, algorithm, spec)
+  if algorithm == spec.algorithm and (h.cap or spec.cap_text) == spec.cap_text and
+    (h.rate or spec.rate_text) == spec.rate_text and (h.window or spec.window_text) == spec.window_text then
+    return spec -- nearly always
+  end
   local stored = {algorithm = algorithm}
   local function read(name, field, least)
     stored[name] = parse_int(h[field], max(spec[name], least))
@@ -67,67 +74,73 @@ local function stored_spec(h, algorithm, spec)
   elseif not read('window', 'window', algorithm.name == 'sliding_window' and 1 or 0) or stored.window > 31 * 86400 then
     return nil, 'window: ' .. h.window
   end
+  stored.cap_text, stored.rate_text = int_text(stored.capacity), int_text(stored.rate)
   return stored
 end
 
--- bucket_keys(i, spec): the keys a bucket may be under, from KEYS[i] on: the one of its kind
--- and, unless it is a daily quota, the one of the other kind it may be switched from; and the next i.
-local function bucket_keys(i, spec)
-  if spec.algorithm.name == 'daily_quota' then
-    return {KEYS[i]}, i + 1
-  end
-  return {KEYS[i], KEYS[i + 1]}, i + 2
-end
-
--- load_bucket(keys, spec, now): the bucket as stored, full where it is absent; nil and what is
--- wrong where it can't be read.
-local function load_bucket(keys, spec, now)
-  local b = {key = keys[1], hash = spec.algorithm.read(keys[1]), gen = 0, seq = 0, settled = 0, spec = spec}
+-- load_bucket(key, before, spec, now): the bucket as stored under key, or under before, the key of the
+-- algorithm it may have been switched from (nil: none); full where it is absent. Nil and what is wrong
+-- where it can't be read: a text, or Redis' refusal.
+local function load_bucket(key, before, spec, now)
   local algorithm = spec.algorithm
-  if not b.hash and keys[2] and redis.call('EXISTS', keys[2]) == 1 then
-    algorithm = other(algorithm)
-    b.key = keys[2]
-    b.hash = algorithm.read(b.key)
+  local h = algorithm.read(key)
+  if not h and before then
+    local exists = redis.pcall('EXISTS', before)
+    if failed(exists) then
+      return nil, exists
+    elseif exists == 1 then
+      algorithm, key = other(algorithm), before
+      h = algorithm.read(key)
+    end
   end
-  if not b.hash then
-    b.absent, b.hash = true, {}
-    b.state = spec.algorithm.full(spec, now)
-    return b
+  if not h then
+    return {key = key, absent = true, hash = {}, gen = 0, seq = 0, settled = 0, spec = spec,
+      state = spec.algorithm.full(spec, now)}
+  elseif failed(h) then
+    return nil, h
   end
-  local h = b.hash
-  b.gen, b.seq, b.settled = parse_int(h.gen, 0), parse_int(h.seq, 0), parse_int(h.settled, 0)
-  if not (b.gen and b.seq and b.settled) or b.gen < 0 or b.seq < 0 or b.settled < 0 then
+  local gen, seq, settled = parse_int(h.gen, 0), parse_int(h.seq, 0), parse_int(h.settled, 0)
+  if not (gen and seq and settled) or gen < 0 or seq < 0 or settled < 0 then
     return nil, 'gen, seq, settled: ' .. tostring(h.gen) .. ', ' .. tostring(h.seq) .. ', ' .. tostring(h.settled)
   end
-  local reason
-  b.spec, reason = stored_spec(h, algorithm, spec)
-  if b.spec then
-    b.state, reason = algorithm.load(h, spec)
-  end
-  if not b.state then
+  local stored, reason = stored_spec(h, algorithm, spec)
+  if not stored then
     return nil, reason
   end
-  return b
+  local state
+  state, reason = algorithm.load(h, spec)
+  if not state then
+    return nil, reason
+  end
+  return {key = key, hash = h, gen = gen, seq = seq, settled = settled, spec = stored, state = state}
 end
 
 -- save_bucket(b, key, spec, now): stores b.state as the bucket's next change, under key and spec,
--- and its time to live. What was kept otherwise is gone with it. A full Redis refuses only what a script
--- enlarges before it has changed anything: so a bucket that is there goes on, as its time to live is set first.
+-- and its time to live; nil, or Redis' refusal of the first write, where nothing was changed. What was kept
+-- otherwise is gone with it. A full Redis refuses only what a script enlarges before it has changed
+-- anything: so a bucket that is there goes on, as its time to live is set first.
 local function save_bucket(b, key, spec, now)
-  local new = b.absent
+  local new, refusal = b.absent, nil
   if not same(b.spec, spec) then
-    redis.call('DEL', b.key)
+    refusal = redis.pcall('DEL', b.key)
     b.hash, new = {}, true
   end
   if b.gen == 0 then
     b.gen = now
   end
-  b.absent, b.key, b.spec, b.seq = false, key, spec, b.seq + 1
+  b.absent, b.key, b.seq = false, key, b.seq + 1
   local expires = ceil((now + spec.algorithm.lifetime(b.state, spec, now)) / 1000)
   if not new then
-    redis.call('PEXPIREAT', key, expires)
+    refusal = redis.pcall('PEXPIREAT', key, expires)
   end
-  spec.algorithm.save(b, key, spec)
+  if failed(refusal) then
+    return refusal
+  end
+  refusal = spec.algorithm.save(b, key, spec)
+  if failed(refusal) then
+    return refusal
+  end
+  b.spec = spec
   if new then
     redis.call('PEXPIREAT', key, expires)
   end

@@ -2,7 +2,7 @@
 -- are the sliding window's. Go twin: pkg/bucket/day.go.
 local function daily_quota()
   local day = sliding_window()
-  day.name = 'daily_quota'
+  day.name, day.switches = 'daily_quota', false
 
   function day.length()
     return DAY

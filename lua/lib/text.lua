@@ -2,6 +2,11 @@
 -- are integers below 2^53: Redis writes those out exactly. (It cuts a fraction off a reply,
 -- and Lua's own tostring keeps 14 digits; so text is made here.)
 
+-- int_text(x): an integer below 2^53 in full.
+local function int_text(x)
+  return string.format('%.0f', x)
+end
+
 -- tokens_text(x): micro-tokens as a decimal number of tokens with six places.
 local function tokens_text(x)
   local sign = ''
@@ -34,4 +39,9 @@ local function parse_int(text, default)
   if x and x % 1 == 0 and x < EXACT and x > -EXACT then
     return x
   end
+end
+
+-- failed(reply): whether reply is an error that Redis answered to redis.pcall.
+local function failed(reply)
+  return type(reply) == 'table' and reply.err ~= nil
 end

@@ -1,16 +1,18 @@
 -- token: the token bucket with grace and debt. Go twin: pkg/bucket/token.go, which explains it.
 -- State: {tokens, grace, last}. Hash: tokens (decimal, six places), last_updated, grace, rate.
 local function token_bucket()
-  local token = {name = 'token_bucket'}
+  local token = {name = 'token_bucket', switches = true}
 
   function token.full(spec, now)
     return {tokens = spec.capacity, grace = spec.grace, last = now}
   end
 
-  -- read(key): the hash's fields by name, or nil where there is none.
+  -- read(key): the hash's fields by name, nil where there is none, or Redis' refusal.
   function token.read(key)
-    local f = redis.call('HMGET', key, 'tokens', 'last_updated', 'grace', 'rate', 'cap', 'gen', 'seq', 'settled')
-    if f[1] or f[2] or f[6] then
+    local f = redis.pcall('HMGET', key, 'tokens', 'last_updated', 'grace', 'rate', 'cap', 'gen', 'seq', 'settled')
+    if f.err then
+      return f
+    elseif f[1] or f[2] or f[6] then
       return {tokens = f[1], last_updated = f[2], grace = f[3], rate = f[4], cap = f[5], gen = f[6], seq = f[7], settled = f[8]}
     end
   end
@@ -28,34 +30,54 @@ local function token_bucket()
     return {tokens = tokens, grace = grace, last = last}
   end
 
-  -- save(b, key, spec): stores b.state with b's place in history.
+  -- save(b, key, spec): stores b.state with b's place in history: what of it has changed. Redis' reply.
   function token.save(b, key, spec)
-    local s = b.state
-    redis.call('HSET', key, 'tokens', tokens_text(s.tokens), 'last_updated', s.last, 'grace', s.grace, 'rate', spec.rate,
-      'cap', spec.capacity, 'gen', b.gen, 'seq', b.seq, 'settled', b.settled)
+    local s, h = b.state, b.hash
+    local args = {'HSET', key, 'tokens', tokens_text(s.tokens), 'last_updated', int_text(s.last), 'seq', int_text(b.seq)}
+    local n = 8
+    local function add(field, text)
+      if h[field] ~= text then
+        args[n + 1], args[n + 2], h[field] = field, text, text
+        n = n + 2
+      end
+    end
+    add('grace', int_text(s.grace))
+    add('rate', spec.rate_text)
+    add('cap', spec.cap_text)
+    add('gen', int_text(b.gen))
+    add('settled', int_text(b.settled))
+    return redis.pcall(unpack(args))
+  end
+
+  -- refill(missing, elapsed, rate): what accrues of missing, and the rest below a micro-token, in micro-tokens
+  -- times microseconds; nil where all of it does. The rough look first keeps muldiv within its bounds.
+  local function refill(missing, elapsed, rate)
+    if elapsed * rate > 2 * missing * SECOND then
+      return nil
+    end
+    local gain, rem = muldiv(elapsed, rate, SECOND)
+    if gain < missing then
+      return gain, rem
+    end
   end
 
   function token.at(s, spec, now)
-    local tokens, grace = min(s.tokens, spec.capacity), min(s.grace, spec.grace)
-    local elapsed = now - s.last
-    if elapsed <= 0 then
-      return {tokens = tokens, grace = grace, last = s.last}
+    local tokens, grace, last = min(s.tokens, spec.capacity), min(s.grace, spec.grace), s.last
+    local elapsed = now - last
+    if elapsed > 0 then
+      local gain, rem = refill(spec.capacity - tokens, elapsed, spec.rate)
+      last = now
+      if gain then
+        tokens = tokens + gain
+        local carry = floor(rem / spec.rate)
+        elapsed, last = elapsed - carry, now - carry
+      else
+        tokens = spec.capacity
+      end
+      gain = refill(5 * (spec.grace - grace), elapsed, spec.rate)
+      grace = gain and grace + floor(gain / 5) or spec.grace
     end
-    local carry = 0
-    if elapsed >= time_for(spec.capacity - tokens, spec.rate) then
-      tokens = spec.capacity
-    else
-      local gain, rem = muldiv(elapsed, spec.rate, SECOND)
-      tokens = tokens + gain
-      carry = floor(rem / spec.rate)
-    end
-    elapsed = elapsed - carry
-    if elapsed >= time_for(5 * (spec.grace - grace), spec.rate) then
-      grace = spec.grace
-    else
-      grace = grace + floor(muldiv(elapsed, spec.rate, SECOND) / 5)
-    end
-    return {tokens = tokens, grace = grace, last = now - carry}
+    return {tokens = tokens, grace = grace, last = last}
   end
 
   function token.balance(s)

@@ -2,7 +2,7 @@
 -- State: {index, amount, grace, prev_amount, prev_grace}. Hash: a field per window, named by
 -- its index, "<amount>:<grace>" in micro-tokens, of which the newest two count; window, the length.
 local function sliding_window()
-  local window = {name = 'sliding_window'}
+  local window = {name = 'sliding_window', switches = true}
 
   function window.length(spec)
     return spec.window * SECOND
@@ -17,8 +17,10 @@ local function sliding_window()
   end
 
   function window.read(key)
-    local flat = redis.call('HGETALL', key)
-    if #flat > 0 then
+    local flat = redis.pcall('HGETALL', key)
+    if flat.err then
+      return flat
+    elseif #flat > 0 then
       local h = {}
       for i = 1, #flat, 2 do
         h[flat[i]] = flat[i + 1]
@@ -77,7 +79,10 @@ local function sliding_window()
     if spec.window > 0 then
       add('window', spec.window)
     end
-    redis.call('HSET', unpack(args))
+    local reply = redis.pcall('HSET', unpack(args))
+    if failed(reply) then
+      return reply
+    end
     for field in pairs(b.hash) do
       local index = parse_int(field)
       if index and index < oldest then

@@ -13,41 +13,38 @@ import (
 const (
 	// inFlight bounds the pipelines under way to one node: while one is being answered, the next goes out.
 	inFlight = 2
-	// maxBatch bounds the calls of one pipeline.
+	// maxBatch bounds the checks of one pipeline, and how long one script call can take.
 	maxBatch = 128
 )
 
-// batcher gathers concurrent calls to one node into pipelines. A call that finds a pipeline
+// batcher gathers concurrent checks that go to one node. One that finds a pipeline
 // free goes at once, alone; one that does not waits for its turn, and the first to wait leads
 // all that wait with it. So nothing is delayed for the sake of a batch, and no goroutine is owned.
 type batcher struct {
-	// send runs the calls in one pipeline, once each, and sets their outcome.
-	send func([]*call)
-	// patience is how long a call may wait for its turn.
+	// send decides the checks, once each, and sets their outcome.
+	send func([]*ask)
+	// patience is how long a check may wait for its turn.
 	patience time.Duration
 
 	mu      sync.Mutex
 	running int
-	waiting []*call
+	waiting []*ask
 }
 
-// call is one run of a script.
-type call struct {
-	script script
-	keys   []string
-	args   []any
-
-	reply []any
-	err   error
+// ask is a check and its outcome.
+type ask struct {
+	check    store.Check
+	decision store.Decision
+	err      error
 
 	since time.Time
-	// turn tells a waiting call to lead (true), or that it is done (false).
+	// turn tells a waiting ask to lead (true), or that it is done (false).
 	turn chan bool
 }
 
 // do runs c and returns its error. ctx bounds the wait for a turn; what has been sent is waited
 // for, as long as its connection's timeout lets it.
-func (b *batcher) do(ctx context.Context, c *call) error {
+func (b *batcher) do(ctx context.Context, c *ask) error {
 	b.mu.Lock()
 	if b.running < inFlight {
 		b.running++
@@ -75,7 +72,7 @@ func (b *batcher) do(ctx context.Context, c *call) error {
 }
 
 // leave takes c out of those that wait, unless it has been called up.
-func (b *batcher) leave(c *call) bool {
+func (b *batcher) leave(c *ask) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	i := slices.Index(b.waiting, c)
@@ -87,15 +84,15 @@ func (b *batcher) leave(c *call) bool {
 
 // lead sends c with those that wait, and passes the pipeline on. Who has waited too long, as
 // behind a server that stalls, is not sent any more.
-func (b *batcher) lead(c *call) {
+func (b *batcher) lead(c *ask) {
 	b.mu.Lock()
 	n := min(len(b.waiting), maxBatch-1)
-	batch := append([]*call{c}, b.waiting[:n]...)
+	batch := append([]*ask{c}, b.waiting[:n]...)
 	b.waiting = slices.Delete(b.waiting, 0, n)
 	b.mu.Unlock()
 
-	var late []*call
-	batch = slices.DeleteFunc(batch, func(w *call) bool {
+	var late []*ask
+	batch = slices.DeleteFunc(batch, func(w *ask) bool {
 		if w.turn == nil || time.Since(w.since) <= b.patience {
 			return false
 		}

@@ -82,9 +82,26 @@ func (c *clocked) SetClock(now int64) {
 }
 
 func (c *clocked) Check(ctx context.Context, check store.Check) (store.Decision, error) {
-	keys, _ := checkCall(check)
-	c.touch(keys)
+	c.touch(c.checkCall([]*ask{{check: check}}).keys)
 	return c.Store.Check(ctx, check)
+}
+
+// CheckAll implements storetest.Batcher.
+func (c *clocked) CheckAll(checks []store.Check) ([]store.Decision, error) {
+	asks := make([]*ask, len(checks))
+	for i, check := range checks {
+		asks[i] = &ask{check: check}
+	}
+	c.touch(c.checkCall(asks).keys)
+	c.decide(asks)
+	decisions := make([]store.Decision, len(asks))
+	for i, a := range asks {
+		if a.err != nil {
+			return nil, a.err
+		}
+		decisions[i] = a.decision
+	}
+	return decisions, nil
 }
 
 func (c *clocked) Settle(ctx context.Context, st store.Settlement) (store.Settled, error) {

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -13,19 +14,33 @@ func appendSpec(args []any, s bucket.Spec) []any {
 	return append(args, string(s.Kind), s.Capacity, s.Rate, s.SlowestRate, s.Window, s.Grace, s.MaxDebt)
 }
 
-// checkCall is the keys and arguments of check.lua.
-func checkCall(c store.Check) (keys []string, args []any) {
-	keys = make([]string, 0, 2*len(c.Limits))
-	args = make([]any, 2, 2+7*len(c.Limits))
-	args[0], args[1] = c.Cost, 0
-	if c.Shadow {
-		args[1] = 1
+// checkCall is the run of check.lua that decides asks. A spec is sent once, however many share it.
+func (s *Store) checkCall(asks []*ask) *call {
+	var (
+		specs  []any
+		places = map[bucket.Spec]int{}
+		keys   = make([]string, 0, 2*len(asks))
+		rest   = make([]any, 0, 4*len(asks))
+	)
+	for _, a := range asks {
+		shadow := 0
+		if a.check.Shadow {
+			shadow = 1
+		}
+		rest = append(rest, a.check.Cost, shadow, len(a.check.Limits))
+		for _, l := range a.check.Limits {
+			keys = appendBucketKeys(keys, l.Spec.Kind, l.Scope, a.check.Client)
+			place, ok := places[l.Spec]
+			if !ok {
+				place = len(places) + 1
+				places[l.Spec] = place
+				specs = appendSpec(specs, l.Spec)
+			}
+			rest = append(rest, place)
+		}
 	}
-	for _, l := range c.Limits {
-		keys = appendBucketKeys(keys, l.Spec.Kind, l.Scope, c.Client)
-		args = appendSpec(args, l.Spec)
-	}
-	return keys, args
+	args := append(make([]any, 0, 1+len(specs)+len(rest)), len(places))
+	return &call{script: s.check, keys: keys, args: append(append(args, specs...), rest...)}
 }
 
 // settleCall is the keys and arguments of settle.lua.
@@ -102,11 +117,36 @@ func (a *answer) done() error {
 	return a.err
 }
 
-func decodeDecision(reply []any, limits int) (store.Decision, error) {
+// decodeDecisions sets the outcome of asks by what check.lua answered.
+func decodeDecisions(c *call, asks []*ask) {
+	now := int64(0)
+	if c.err == nil {
+		a := answer{reply: c.reply}
+		now, c.err = a.int(), a.err
+		if c.err == nil && len(a.reply) != len(asks) {
+			c.err = fmt.Errorf("%w: the script answered %d requests, want %d", store.ErrState, len(a.reply), len(asks))
+		}
+	}
+	for i, a := range asks {
+		if a.err = c.err; a.err != nil {
+			continue
+		}
+		switch reply := c.reply[1+i].(type) {
+		case string:
+			a.err = refused(reply, errors.New(reply))
+		case []any:
+			a.decision, a.err = decodeDecision(reply, now, len(a.check.Limits))
+		default:
+			a.err = fmt.Errorf("%w: the script answered %v (%T), want a list", store.ErrState, reply, reply)
+		}
+	}
+}
+
+func decodeDecision(reply []any, now int64, limits int) (store.Decision, error) {
 	a := answer{reply: reply}
 	d := store.Decision{
 		Tier:   bucket.Tier(a.int()),
-		Now:    a.int(),
+		Now:    now,
 		Limits: make([]store.LimitState, limits),
 	}
 	for i := range d.Limits {

@@ -155,20 +155,20 @@ func TestWaitForTurnEndsWithContext(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
 	sent := make(chan int, 10)
-	b := &batcher{patience: time.Minute, send: func(calls []*call) { sent <- len(calls); <-release }}
+	b := &batcher{patience: time.Minute, send: func(calls []*ask) { sent <- len(calls); <-release }}
 	var wg sync.WaitGroup
 	for range inFlight {
-		wg.Go(func() { b.do(context.Background(), &call{}) })
+		wg.Go(func() { b.do(context.Background(), &ask{}) })
 		<-sent
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := b.do(ctx, &call{}); !errors.Is(err, store.ErrUnavailable) {
+	if err := b.do(ctx, &ask{}); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("left with %v", err)
 	}
 	// Those that wait go together when a pipeline is free, in one batch.
 	for range 3 {
-		wg.Go(func() { b.do(context.Background(), &call{}) })
+		wg.Go(func() { b.do(context.Background(), &ask{}) })
 	}
 	eventually(t, "three calls to wait", func() bool {
 		b.mu.Lock()
@@ -191,15 +191,15 @@ func TestLateCallsAreNotSent(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
 	var sent atomic.Int64
-	b := &batcher{patience: time.Nanosecond, send: func(calls []*call) { sent.Add(int64(len(calls))); <-release }}
+	b := &batcher{patience: time.Nanosecond, send: func(calls []*ask) { sent.Add(int64(len(calls))); <-release }}
 	var wg sync.WaitGroup
 	for range inFlight {
-		wg.Go(func() { b.do(context.Background(), &call{}) })
+		wg.Go(func() { b.do(context.Background(), &ask{}) })
 	}
 	eventually(t, "the pipelines to be busy", func() bool { return sent.Load() == inFlight })
 	for range 5 {
 		wg.Go(func() {
-			if err := b.do(context.Background(), &call{}); !errors.Is(err, store.ErrUnavailable) {
+			if err := b.do(context.Background(), &ask{}); !errors.Is(err, store.ErrUnavailable) {
 				t.Errorf("late: %v", err)
 			}
 		})
@@ -213,6 +213,40 @@ func TestLateCallsAreNotSent(t *testing.T) {
 	wg.Wait()
 	if sent.Load() != inFlight {
 		t.Errorf("%d calls sent, want %d", sent.Load(), inFlight)
+	}
+}
+
+// A check that can't be decided leaves those in the same batch alone, and changes nothing itself.
+func TestBatchedApart(t *testing.T) {
+	t.Parallel()
+	r := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{r.Addr}})
+	key := func(client string) string { return bucketKey(bucket.TokenBucket, "r", client) }
+	r.Client.Set(t.Context(), key("text"), "no hash", 0)
+	r.Client.HSet(t.Context(), key("torn"), "tokens", "many", "gen", 1)
+	window := store.Limit{Scope: "r", Spec: bucket.Spec{Kind: bucket.SlidingWindow, Capacity: 5 * bucket.One, Window: 60}}
+	torn := store.Check{Client: "torn", Cost: bucket.One, Limits: []store.Limit{
+		{Scope: bucket.ScopeDay, Spec: bucket.Spec{Kind: bucket.DailyQuota, Capacity: 5 * bucket.One}},
+		{Scope: "r", Spec: still(5)},
+	}}
+	asks := []*ask{
+		{check: one("a", still(5))}, {check: one("text", still(5))}, {check: torn}, {check: one("a", still(5))},
+		{check: store.Check{Client: "w", Cost: bucket.One, Limits: []store.Limit{window}}},
+	}
+	s.decide(asks)
+	for i, remaining := range map[int]int64{0: 4, 3: 3, 4: 4} {
+		if asks[i].err != nil || asks[i].decision.Limits[0].Remaining != remaining*bucket.One {
+			t.Errorf("check %d: %+v, %v", i, asks[i].decision, asks[i].err)
+		}
+	}
+	for i, index := range map[int]int{1: -1, 2: 1} {
+		var state *store.StateError
+		if err := asks[i].err; !errors.Is(err, store.ErrState) || errors.As(err, &state) && state.Index != index {
+			t.Errorf("check %d: %v", i, err)
+		}
+	}
+	if n := r.Client.Exists(t.Context(), bucketKey(bucket.DailyQuota, bucket.ScopeDay, "torn")).Val(); n != 0 {
+		t.Error("a request that could not be decided was charged")
 	}
 }
 

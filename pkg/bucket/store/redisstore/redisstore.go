@@ -95,42 +95,74 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 	if ctx.Err() != nil {
 		return store.Decision{}, fmt.Errorf("check: %w: %w", store.ErrUnavailable, ctx.Err())
 	}
-	keys, args := checkCall(c)
-	reply, err := s.batch(ctx, s.check, keys, args)
-	if err != nil {
-		return store.Decision{}, fmt.Errorf("check: %w", err)
-	}
-	return decodeDecision(reply, len(c.Limits))
+	return s.batch(ctx, c)
 }
 
-// batch runs a script in a pipeline with others to the same node. While a cluster moves its slot, the
+// batch decides c with others that go to the same node. While a cluster moves its slot, the
 // node that has some of its keys refuses it (TRYAGAIN) before anything runs; it is tried again.
-func (s *Store) batch(ctx context.Context, sc script, keys []string, args []any) ([]any, error) {
+func (s *Store) batch(ctx context.Context, c store.Check) (store.Decision, error) {
 	for deadline := time.Now().Add(s.timeout); ; {
-		b, err := s.batcher(ctx, keys[0])
+		b, err := s.batcher(ctx, c)
 		if err != nil {
-			return nil, err
+			return store.Decision{}, fmt.Errorf("check: %w", err)
 		}
-		c := &call{script: sc, keys: keys, args: args}
-		err = b.do(ctx, c)
+		a := &ask{check: c}
+		if err = b.do(ctx, a); err == nil {
+			return a.decision, nil
+		}
+		err = fmt.Errorf("check: %w", err)
 		if !redis.IsTryAgainError(err) || time.Now().After(deadline) {
-			return c.reply, err
+			return store.Decision{}, err
 		}
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return nil, err
+			return store.Decision{}, err
 		}
 	}
 }
 
-// batcher is that of the node which has key.
-func (s *Store) batcher(ctx context.Context, key string) (*batcher, error) {
+// decide decides the checks in one pipeline: in one script call, but a cluster's in one for each shard, as a
+// script must not touch two slots.
+func (s *Store) decide(asks []*ask) {
+	_, sharded := s.client.(*redis.ClusterClient)
+	groups := [][]*ask{asks}
+	if sharded {
+		groups = byShard(asks)
+	}
+	calls := make([]*call, len(groups))
+	for i, g := range groups {
+		calls[i] = s.checkCall(g)
+	}
+	s.send(context.Background(), calls)
+	for i, g := range groups {
+		decodeDecisions(calls[i], g)
+	}
+}
+
+func byShard(asks []*ask) [][]*ask {
+	var groups [][]*ask
+	at := map[int]int{}
+	for _, a := range asks {
+		shard := store.ShardOf(a.check.Client)
+		i, ok := at[shard]
+		if !ok {
+			i, groups = len(groups), append(groups, nil)
+			at[shard] = i
+		}
+		groups[i] = append(groups[i], a)
+	}
+	return groups
+}
+
+// batcher is that of the node which has c's client.
+func (s *Store) batcher(ctx context.Context, c store.Check) (*batcher, error) {
 	node := ""
 	if cluster, ok := s.client.(*redis.ClusterClient); ok {
-		master, err := cluster.MasterForKey(ctx, key)
+		shard := store.ShardOf(c.Client)
+		master, err := cluster.MasterForKey(ctx, metaKey(shard))
 		if err != nil {
-			return nil, fmt.Errorf("%w: where %s is: %w", store.ErrUnavailable, key, err)
+			return nil, fmt.Errorf("%w: where shard %d is: %w", store.ErrUnavailable, shard, err)
 		}
 		node = master.Options().Addr
 	}
@@ -138,7 +170,7 @@ func (s *Store) batcher(ctx context.Context, key string) (*batcher, error) {
 		return b.(*batcher), nil
 	}
 	b, _ := s.batchers.LoadOrStore(node, &batcher{
-		send:     func(calls []*call) { s.send(context.Background(), calls) },
+		send:     s.decide,
 		patience: s.timeout,
 	})
 	return b.(*batcher), nil

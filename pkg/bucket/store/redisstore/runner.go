@@ -34,6 +34,16 @@ func newScript(text string) script {
 	return script{text: text, sha: hex.EncodeToString(sum[:])}
 }
 
+// call is one run of a script.
+type call struct {
+	script script
+	keys   []string
+	args   []any
+
+	reply []any
+	err   error
+}
+
 // once is a command that no client repeats by itself, not even a cluster's.
 type once struct{ *redis.Cmd }
 
@@ -104,34 +114,38 @@ var refusals = []string{
 	"BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "MOVED", "ASK", "ERR max number of clients",
 }
 
-// storeError says by store's errors what state a failed call leaves. All scripts read before
-// they write, so a reply that refuses a write or a type means that nothing was changed.
+// storeError says by store's errors what state a failed call leaves.
 func storeError(err error) error {
 	var reply redis.Error
 	if errors.As(err, &reply) {
-		text := reply.Error()
-		if rest, ok := strings.CutPrefix(text, "STATE "); ok {
-			index, reason, _ := strings.Cut(rest, " ")
-			i, _ := strconv.Atoi(index)
-			return &store.StateError{Index: i, Reason: reason}
-		}
-		if strings.HasPrefix(text, "OOM") {
-			return fmt.Errorf("%w: %w", store.ErrFull, err)
-		}
-		for _, prefix := range refusals {
-			if strings.HasPrefix(text, prefix) {
-				return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
-			}
-		}
-		if strings.HasPrefix(text, "WRONGTYPE") || strings.HasPrefix(text, "FORMAT") {
-			return fmt.Errorf("%w: %w", store.ErrState, err)
-		}
-		return fmt.Errorf("%w: %w", store.ErrUnknown, err)
+		return refused(reply.Error(), err)
 	}
 	var op *net.OpError
 	if errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed) ||
 		errors.As(err, &op) && op.Op == "dial" {
 		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+	}
+	return fmt.Errorf("%w: %w", store.ErrUnknown, err)
+}
+
+// refused is storeError of what Redis or a script answered. All scripts read before they write, so a
+// reply that refuses a write or a type means that nothing was changed.
+func refused(text string, err error) error {
+	if rest, ok := strings.CutPrefix(text, "STATE "); ok {
+		index, reason, _ := strings.Cut(rest, " ")
+		i, _ := strconv.Atoi(index)
+		return &store.StateError{Index: i, Reason: reason}
+	}
+	if strings.HasPrefix(text, "OOM") {
+		return fmt.Errorf("%w: %w", store.ErrFull, err)
+	}
+	for _, prefix := range refusals {
+		if strings.HasPrefix(text, prefix) {
+			return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+		}
+	}
+	if strings.HasPrefix(text, "WRONGTYPE") || strings.HasPrefix(text, "FORMAT") {
+		return fmt.Errorf("%w: %w", store.ErrState, err)
 	}
 	return fmt.Errorf("%w: %w", store.ErrUnknown, err)
 }

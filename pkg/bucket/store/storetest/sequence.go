@@ -182,16 +182,54 @@ func (s *sequence) cost() int64 {
 		int64(s.IntN(1<<30)), bucket.MaxMicro))
 }
 
+// Batcher is a store that decides checks in turn in one step, each as if it were alone.
+type Batcher interface {
+	CheckAll(checks []store.Check) ([]store.Decision, error)
+}
+
+// check decides one request or some: a Batcher's in one step.
 func (s *sequence) check(t testing.TB) error {
-	c := store.Check{Client: pick(s, s.clients...), Cost: s.cost(), Shadow: s.IntN(8) == 0}
-	for _, i := range pick(s, []int{0}, []int{0, 1, 2}, []int{2, 1}, []int{1, 0}) {
-		c.Limits = append(c.Limits, s.limits[i])
+	checks := make([]store.Check, pick(s, 1, 1, 1, 2, 5))
+	for i := range checks {
+		c := store.Check{Client: pick(s, s.clients...), Cost: s.cost(), Shadow: s.IntN(8) == 0}
+		for _, i := range pick(s, []int{0}, []int{0, 1, 2}, []int{2, 1}, []int{1, 0}) {
+			c.Limits = append(c.Limits, s.limits[i])
+		}
+		s.note("check %+v", c)
+		checks[i] = c
 	}
-	s.note("check %+v", c)
-	ids := s.ids(c.Client)
+	batched := make([][]store.Decision, len(s.stores))
+	for i, st := range s.stores[1:] {
+		if b, ok := st.(Batcher); ok {
+			var err error
+			if batched[i+1], err = b.CheckAll(checks); err != nil {
+				return err
+			}
+		}
+	}
+	for i, c := range checks {
+		if err := s.decide(t, c, func(t testing.TB, at int) (store.Decision, error) {
+			if batched[at] != nil {
+				return batched[at][i], nil
+			}
+			return s.stores[at].Check(t.Context(), c)
+		}); err != nil {
+			return err
+		}
+	}
+	var ids []ID
+	for _, client := range s.clients {
+		ids = append(ids, s.ids(client)...)
+	}
+	_, err := s.same(ids)
+	return err
+}
+
+// decide has all stores decide c, the at-th by decision, and the model judge it.
+func (s *sequence) decide(t testing.TB, c store.Check, decision func(t testing.TB, at int) (store.Decision, error)) error {
 	var first store.Decision
-	for i, st := range s.stores {
-		d, err := st.Check(t.Context(), c)
+	for i := range s.stores {
+		d, err := decision(t, i)
 		if err != nil {
 			return err
 		}
@@ -204,10 +242,8 @@ func (s *sequence) check(t testing.TB) error {
 	if first.Now != s.now {
 		return fmt.Errorf("decided at %d, the clock says %d", first.Now, s.now)
 	}
-	after, err := s.same(ids)
-	if err != nil {
-		return err
-	}
+	ids := s.ids(c.Client)
+	after := s.stores[0].Stored(ids...)
 	s.wait = 0
 	switched := false
 	for i, l := range c.Limits {
