@@ -64,44 +64,54 @@ func (e *Engine) Degraded() bool { return e.Breaker.State() == Open }
 // Decide admits a request, degrades or refuses it, and charges its limits. What a
 // decision forwards must be followed by Finish.
 func (e *Engine) Decide(ctx context.Context, r Request) Decision {
-	d := Decision{Multiplier: bucket.One}
+	d, limits, limited := e.consider(r)
+	if !limited {
+		return d
+	}
+	if len(limits) > 0 {
+		e.limit(ctx, &d, limits)
+	}
+	if d.Action != Unavailable {
+		e.tiers[d.Tier].Add(1)
+	}
+	return d
+}
+
+// consider finds out whose request it is, for which route, and what limits it. It asks no store. What
+// is not limited is decided already; what is may have no limits all the same.
+func (e *Engine) consider(r Request) (d Decision, limits []policy.ScopedLimit, limited bool) {
+	d.Multiplier = bucket.One
 	table := e.table.Load()
 	if table == nil {
 		d.Action = Unavailable
-		return d
+		return d, nil, false
 	}
 	d.Config = table.Version()
 	if d.Route = table.Match(r.Method, r.Host, r.Path); d.Route == nil {
 		d.Action = NoRoute
-		return d
+		return d, nil, false
 	}
 	switch {
 	case d.Route.Deny:
 		d.Action = Forbid
-		return d
+		return d, nil, false
 	case r.Length > d.Route.MaxBodyBytes:
 		d.Action = TooLarge
-		return d
+		return d, nil, false
 	}
 	d.Upstream = table.Upstreams()[d.Route.Upstream]
 	d.Multiplier = e.Multipliers.Get(d.Route.Upstream)
 	d.Client = e.identify(r, table)
 	if d.Client.User.Blocked {
 		d.Action = Block
-		return d
+		return d, nil, false
 	}
 	d.time = e.Clock.Micros()
 	if d.Client.User.Admin {
 		d.Exempt = true
-		return d
+		return d, nil, false
 	}
-	if scoped := table.Limits(d.Route, d.Client.User, d.Client.Known); len(scoped) > 0 {
-		e.limit(ctx, &d, scoped)
-	}
-	if d.Action != Unavailable {
-		e.tiers[d.Tier].Add(1)
-	}
-	return d
+	return d, table.Limits(d.Route, d.Client.User, d.Client.Known), true
 }
 
 // identify is the client of a request, with what is known of it.
@@ -121,19 +131,7 @@ func (e *Engine) Finish(d Decision, f Facts) { e.Sink.Add(d.record(f)) }
 
 // limit decides d by its limits.
 func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedLimit) {
-	check := store.Check{
-		Client: d.Client.ID,
-		Limits: make([]store.Limit, len(scoped)),
-		Cost:   d.Route.Cost,
-		Shadow: d.Route.Shadow,
-	}
-	for i, l := range scoped {
-		m := int64(bucket.One)
-		if l.Adaptive {
-			m = d.Multiplier
-		}
-		check.Limits[i] = store.Limit{Scope: l.Scope, Spec: bucket.Effective(l.Limit, m)}
-	}
+	check := d.check(scoped)
 	if !d.Route.Shadow && d.refuseCost(scoped, check.Limits) {
 		return
 	}
@@ -165,6 +163,24 @@ func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedL
 		s := a.decision.Limits[i]
 		d.charges[i] = charge{l.Scope, l.Spec, s.Charged, s.Window, a.how}
 	}
+}
+
+// check is the question to a store.
+func (d *Decision) check(scoped []policy.ScopedLimit) store.Check {
+	check := store.Check{
+		Client: d.Client.ID,
+		Limits: make([]store.Limit, len(scoped)),
+		Cost:   d.Route.Cost,
+		Shadow: d.Route.Shadow,
+	}
+	for i, l := range scoped {
+		m := int64(bucket.One)
+		if l.Adaptive {
+			m = d.Multiplier
+		}
+		check.Limits[i] = store.Limit{Scope: l.Scope, Spec: bucket.Effective(l.Limit, m)}
+	}
+	return check
 }
 
 // refuseCost refuses what can't become green by waiting: a cost above the capacity of a
