@@ -75,9 +75,9 @@ type Decision struct {
 // LimitView is the state of one of a client's limits, as clients are told of it.
 type LimitView struct {
 	Name string
-	// Quota, in whole tokens, comes back in Window seconds; Remaining of it are left,
-	// and it is whole again after Reset seconds.
-	Quota, Window, Remaining, Reset int64
+	// Quota, in whole tokens, comes back in Window seconds; Remaining of it are left. More
+	// is there after Next seconds: enough for the request, where it is refused.
+	Quota, Window, Remaining, Next int64
 }
 
 // Limits are the views of all limits that were checked.
@@ -89,7 +89,7 @@ func (d *Decision) Limits() []LimitView {
 			Quota:     l.Spec.Capacity / bucket.One,
 			Window:    window(l.Spec),
 			Remaining: max(0, d.states[i].Remaining/bucket.One),
-			Reset:     d.reset(d.states[i]),
+			Next:      next(l.Spec, d.states[i]),
 		}
 	}
 	return views
@@ -104,6 +104,19 @@ func window(s bucket.Spec) int64 {
 		return 24 * 60 * 60
 	default:
 		return max(1, (s.Capacity+s.Rate-1)/s.Rate)
+	}
+}
+
+// next is how many seconds it takes until more of a limit is there; 0 where all of it is.
+func next(spec bucket.Spec, s store.LimitState) int64 {
+	switch {
+	case s.Tier != bucket.Green && s.Wait != bucket.Never:
+		return max(1, seconds(s.Wait))
+	case spec.Kind != bucket.TokenBucket:
+		return seconds(s.Reset)
+	default:
+		token := bucket.One - max(0, s.Remaining)%bucket.One
+		return min(seconds(s.Reset), (token+spec.Rate-1)/spec.Rate)
 	}
 }
 

@@ -142,6 +142,39 @@ func TestAnswersCarryCORS(t *testing.T) {
 	}
 }
 
+// A page can read that the service is away, too.
+func TestUnavailableCarriesCORS(t *testing.T) {
+	t.Parallel()
+	reached := make(chan struct{})
+	url := upstream(t, func(_ http.ResponseWriter, r *http.Request) {
+		close(reached)
+		<-r.Context().Done()
+	})
+	const cors = "cors: {allowed_origins: ['" + origin + "']}"
+	drained := newRig(t, rigConfig{policy: policyFor(url, cors)})
+	go func() {
+		<-reached
+		drained.handler.Close(t.Context())
+	}()
+	undecided := newRig(t, rigConfig{policy: policyFor(url, "capacity: 5", "refill_rate: 1", "fallback: closed", cors), store: awayStore{}})
+	undecided.engine.Local = awayStore{}
+	for name, r := range map[string]*rig{"drained": drained, "undecided": undecided} {
+		res, body := r.get("/api", "Origin", origin)
+		problemOf(t, res, body, 503)
+		got := access(res.Header)
+		if got["Allow-Origin"] != origin || !strings.Contains(strings.ToLower(got["Expose-Headers"]), "retry-after") {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// awayStore can't be reached.
+type awayStore struct{ store.Store }
+
+func (awayStore) Check(context.Context, store.Check) (store.Decision, error) {
+	return store.Decision{}, store.ErrUnavailable
+}
+
 // A route without CORS leaves it to its upstream, preflights too, which are requests like any other.
 func TestCORSIsTheUpstreamsWhereTheRouteHasNone(t *testing.T) {
 	t.Parallel()

@@ -104,7 +104,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		Rewrite:        x.rewrite,
 		ModifyResponse: x.take,
 		ErrorHandler:   x.fail,
-		Transport:      h.upstreams.of(d.Route.Upstream, d.Upstream.Connections),
+		Transport:      h.upstreams.of(h.engine.Table(), d.Route.Upstream, d.Upstream.Connections),
 		FlushInterval:  -1,
 		BufferPool:     &h.buffers,
 		ErrorLog:       h.errorLog,

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -125,17 +127,25 @@ func setLimit(h http.Header, family policy.HeaderFamily, d *admission.Decision) 
 		h.Set(headerXReset, strconv.FormatInt(d.ResetAt, 10))
 	case policy.IETFHeaders:
 		var quotas, states []byte
+		partition := partitionKey(d.Client.ID)
 		for i, l := range d.Limits() {
 			if i > 0 {
 				quotas, states = append(quotas, ", "...), append(states, ", "...)
 			}
 			// A policy's names need no escape in a structured field's string.
-			quotas = fmt.Appendf(quotas, `"%s";q=%d;w=%d`, l.Name, l.Quota, l.Window)
-			states = fmt.Appendf(states, `"%s";r=%d;t=%d`, l.Name, l.Remaining, l.Reset)
+			quotas = fmt.Appendf(quotas, `"%s";q=%d;w=%d;pk=:%s:`, l.Name, l.Quota, l.Window, partition)
+			states = fmt.Appendf(states, `"%s";r=%d;t=%d;pk=:%s:`, l.Name, l.Remaining, l.Next, partition)
 		}
 		h.Set(headerPolicy, string(quotas))
 		h.Set(headerState, string(states))
 	}
+}
+
+// partitionKey tells a client which of the quotas that it may be counted by it was counted by: its user's or
+// its address's. It says so without naming them.
+func partitionKey(client string) string {
+	sum := sha256.Sum256([]byte(client))
+	return base64.StdEncoding.EncodeToString(sum[:9])
 }
 
 // decimal writes millionths with one digit after the point at the least: 1.0, 0.85.

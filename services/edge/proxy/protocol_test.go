@@ -557,6 +557,55 @@ func TestConnectionRulesChange(t *testing.T) {
 	}
 }
 
+// An upstream that the policy has no more is forgotten: its idle connections are closed, and one in
+// use when it becomes idle.
+func TestRemovedUpstreamIsForgotten(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	var open atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/old/long" {
+			http.NewResponseController(w).Flush()
+			<-release
+		}
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			open.Add(1)
+		case http.StateClosed:
+			open.Add(-1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	kept := upstream(t, func(http.ResponseWriter, *http.Request) {})
+	both := strings.Replace(policyFor(kept), "routes:\n", "routes:\n  old: {path: /old, upstream: old}\n", 1)
+	both = strings.Replace(both, "upstreams: {", "upstreams: {old: {url: '"+s.URL+"'}, ", 1)
+	r := newRig(t, rigConfig{policy: both})
+	long, err := client.Do(r.request(http.MethodGet, "/old/long", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer long.Body.Close()
+	r.get("/old")
+	r.get("/api")
+	if open.Load() != 2 {
+		t.Fatalf("%d connections", open.Load())
+	}
+	r.use(policyFor(kept))
+	r.get("/api")
+	bustest.Await(t, "the idle connection's end", func() bool { return open.Load() == 1 })
+	close(release)
+	if _, err := io.Copy(io.Discard, long.Body); err != nil {
+		t.Errorf("the answer under way: %v", err)
+	}
+	bustest.Await(t, "the other's end", func() bool { return open.Load() == 0 })
+	if res, _ := r.get("/old"); res.StatusCode != http.StatusNotFound {
+		t.Errorf("the removed route: %d", res.StatusCode)
+	}
+}
+
 // An upstream that takes no body, or answers before it has: the answer comes at once, and the
 // connection ends with it, since a rest of the body must not be taken for a request.
 func TestBodiesNobodyReads(t *testing.T) {

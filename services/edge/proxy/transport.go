@@ -12,9 +12,11 @@ import (
 // maxIdle bounds the connections to an upstream that are kept for later.
 const maxIdle = 512
 
-// transports has the client of each upstream, made anew when its connection rules change.
+// transports has the client of each upstream, made anew when its connection rules change, and
+// forgotten when the policy has the upstream no more.
 type transports struct {
 	mu         sync.RWMutex
+	table      *policy.Table // that byUpstream was last compared with
 	byUpstream map[string]upstreamTransport
 }
 
@@ -23,16 +25,21 @@ type upstreamTransport struct {
 	*http.Transport
 }
 
-// of gives the client of an upstream. Requests under way keep the one they began with.
-func (t *transports) of(upstream string, rules policy.ConnectionRules) *http.Transport {
+// of gives the client of an upstream; table is the one in force. Requests under way keep the one they began with.
+func (t *transports) of(table *policy.Table, upstream string, rules policy.ConnectionRules) *http.Transport {
 	t.mu.RLock()
 	have, ok := t.byUpstream[upstream]
+	current := t.table == table
 	t.mu.RUnlock()
-	if ok && have.rules == rules {
+	if ok && current && have.rules == rules {
 		return have.Transport
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.table != table {
+		t.table = table
+		t.forget(table.Upstreams())
+	}
 	if have, ok = t.byUpstream[upstream]; ok && have.rules == rules {
 		return have.Transport
 	}
@@ -45,6 +52,16 @@ func (t *transports) of(upstream string, rules policy.ConnectionRules) *http.Tra
 	made := newTransport(rules)
 	t.byUpstream[upstream] = upstreamTransport{rules, made}
 	return made
+}
+
+// forget drops the clients of all upstreams but these. Their connections close, those in use when they are idle.
+func (t *transports) forget(but map[string]policy.UpstreamRules) {
+	for upstream, have := range t.byUpstream {
+		if _, ok := but[upstream]; !ok {
+			have.CloseIdleConnections()
+			delete(t.byUpstream, upstream)
+		}
+	}
 }
 
 func (t *transports) closeIdle() {
