@@ -29,6 +29,7 @@ esac
 [ $# -eq 0 ] || pkgs=("$@")
 
 scripts/redis.sh
+scripts/postgres.sh
 mkdir -p .cache "${RESULTS:=.cache/results}"
 go build -o .cache/testsum ./internal/testsum
 # shellcheck disable=SC2086 # GOTESTFLAGS is a list of words

@@ -117,7 +117,7 @@ func (u User) Validate() error {
 		return errors.New("an address has neither keys nor a plan, and is no admin")
 	}
 	for _, k := range u.Keys {
-		if digest, err := hex.DecodeString(k.Hash); err != nil || len(digest) != sha256.Size || k.Hash != strings.ToLower(k.Hash) {
+		if !ValidHash(k.Hash) {
 			return errors.New("keys: hash must be the SHA-256 of the key in 64 hexadecimal digits (printf %s KEY | sha256sum)")
 		}
 		if len(k.Label) > MaxNote {
@@ -140,6 +140,12 @@ func NewKey(label string, expires, now time.Time) (secret string, _ Key) {
 func HashOf(secret string) string {
 	digest := sha256.Sum256([]byte(secret))
 	return hex.EncodeToString(digest[:])
+}
+
+// ValidHash reports whether hash is a SHA-256 in lower-case hex.
+func ValidHash(hash string) bool {
+	digest, err := hex.DecodeString(hash)
+	return err == nil && len(digest) == sha256.Size && hash == strings.ToLower(hash)
 }
 
 // ID is what a key is called by: the beginning of its hash.

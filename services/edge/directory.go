@@ -374,6 +374,11 @@ func (d *directory) takeAddress(r rules.Record, now time.Time) {
 func (d *directory) takeUser(r rules.Record, now time.Time) {
 	d.mu.Lock()
 	hashes := slices.Collect(maps.Keys(d.byName[r.Name]))
+	if r.User != nil {
+		for _, k := range r.User.Keys { // one of them may have been asked for before it was the user's
+			d.unknown.Remove(k.Hash)
+		}
+	}
 	for _, hash := range hashes {
 		if r.Gone || !r.User.HasKey(hash, now) {
 			d.byHash.Remove(hash)
