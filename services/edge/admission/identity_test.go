@@ -64,7 +64,7 @@ func TestIdentifyByKey(t *testing.T) {
 }
 
 // Case 26: the rightmost hop that is no trusted proxy, in one spelling, IPv6 by its prefix.
-func TestIdentifyByAddress(t *testing.T) {
+func TestXForwardedForOfTrustedProxies(t *testing.T) {
 	t.Parallel()
 	table := compile(t, doc(`  r: {path: /, upstream: up}`))
 	const proxy = "10.0.0.1"

@@ -1,13 +1,18 @@
 package proxy_test
 
 import (
+	"bufio"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"net/netip"
 	"net/textproto"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -193,7 +198,7 @@ func TestProblemTypes(t *testing.T) {
 
 // What an upstream says under the edge's names never reaches a client, by whatever way; the
 // edge's own can't be removed by the upstream's Connection header.
-func TestUpstreamCantSpeakForTheEdge(t *testing.T) {
+func TestXRateLimitAndXEdgeOfUpstreams(t *testing.T) {
 	t.Parallel()
 	url := upstream(t, func(w http.ResponseWriter, _ *http.Request) {
 		h := w.Header()
@@ -248,7 +253,7 @@ func TestUpstreamCantSpeakForTheEdge(t *testing.T) {
 }
 
 // A hostile cost goes to the settler as it is, to be judged there, and never to the client.
-func TestComputeCost(t *testing.T) {
+func TestXComputeCost(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("9", 100)
 	for _, test := range []struct {
@@ -396,5 +401,138 @@ func TestKeysStaySecret(t *testing.T) {
 		if strings.Contains(text, secret) || strings.Contains(strings.ReplaceAll(text, "user:alice", ""), "alice") {
 			t.Errorf("a key in the %s: %s", what, text)
 		}
+	}
+}
+
+// X-Forwarded-For: a client that invents addresses stays in its one bucket. Only what a trusted proxy adds
+// on the right counts.
+func TestXForwardedForIsNoFreshBucket(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(http.ResponseWriter, *http.Request) {})
+	doc := policyFor(url, "capacity: 100", "refill_rate: 0.001")
+	direct := newRig(t, rigConfig{policy: doc})
+	behind := newRig(t, rigConfig{policy: doc, trusted: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}})
+	for n := range 20 {
+		spoofed := fmt.Sprintf("1.1.1.%d", n)
+		res, _ := direct.get("/api", "X-Forwarded-For", spoofed, "X-Real-Ip", spoofed, "Forwarded", "for="+spoofed)
+		if got := res.Header.Get("RateLimit-Remaining"); got != fmt.Sprint(99-n) || direct.event().Client != "ip:127.0.0.1" {
+			t.Errorf("spoofed to the edge: %s remaining", got)
+		}
+		for i, lines := range [][]string{{spoofed + ", 203.0.113.7"}, {spoofed, "203.0.113.7"}, {spoofed + ",::ffff:203.0.113.7"}} {
+			var header []string
+			for _, line := range lines {
+				header = append(header, "X-Forwarded-For", line)
+			}
+			res, _ := behind.get("/api", header...)
+			if got := res.Header.Get("RateLimit-Remaining"); got != fmt.Sprint(99-3*n-i) || behind.event().Client != "ip:203.0.113.7" {
+				t.Errorf("spoofed through a proxy, %q: %s remaining", lines, got)
+			}
+		}
+	}
+}
+
+// What is left is what a client then gets: no more, and no less.
+func TestRemainingIsTrue(t *testing.T) {
+	t.Parallel()
+	url := upstream(t, func(http.ResponseWriter, *http.Request) {})
+	for _, quota := range [][]string{
+		{"capacity: 9", "refill_rate: 0.5"},
+		{"capacity: 9", "refill_rate: 0.5", "cost: 2"},
+		{"sliding_limit: 9", "window_seconds: 60", "algorithm: sliding_window"},
+	} {
+		r := newRig(t, rigConfig{policy: policyFor(url, quota...)})
+		cost := 1
+		if strings.Contains(strings.Join(quota, " "), "cost: 2") {
+			cost = 2
+		}
+		left := -1
+		for n := 0; ; n++ {
+			res, _ := r.get("/api")
+			said, err := strconv.Atoi(res.Header.Get("RateLimit-Remaining"))
+			if err != nil || left >= 0 && (res.StatusCode == 200) != (left >= cost) {
+				t.Fatalf("%v: %d to request %d, though %d were left", quota, res.StatusCode, n, left)
+			}
+			if res.StatusCode != 200 {
+				break
+			}
+			if left >= 0 && said != left-cost {
+				t.Errorf("%v: %d left after %d", quota, said, left)
+			}
+			left = said
+		}
+	}
+}
+
+// Hop-by-hop fields end at the edge, in both directions, those that Connection names among them.
+func TestHopByHopFields(t *testing.T) {
+	t.Parallel()
+	var seen http.Header
+	url := listen(t, func(c net.Conn) {
+		req, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		seen = req.Header
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive, X-Mine\r\nX-Mine: 1\r\nKeep-Alive: timeout=5\r\n"+
+			"Proxy-Authenticate: Basic\r\nProxy-Connection: close\r\nUpgrade: h2c\r\nX-End: 1\r\n\r\nok")
+		c.Close()
+	})
+	r := newRig(t, rigConfig{policy: policyFor(url)})
+	in := bufio.NewReader(r.raw("GET /api HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, X-Theirs, close-not\r\nX-Theirs: 1\r\nKeep-Alive: timeout=5\r\n" +
+		"Proxy-Authorization: Basic eA==\r\nProxy-Connection: keep-alive\r\nTE: gzip, trailers\r\nUpgrade: h2c\r\nX-End: 1\r\n\r\n"))
+	res, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body, err := io.ReadAll(res.Body); err != nil || string(body) != "ok" || res.Close {
+		t.Errorf("%q, %v; the client's connection ends: %t", body, err, res.Close)
+	}
+	for _, name := range []string{"Connection", "X-Theirs", "X-Mine", "Keep-Alive", "Proxy-Authorization", "Proxy-Authenticate", "Proxy-Connection", "Upgrade"} {
+		if v, ok := seen[name]; ok {
+			t.Errorf("the upstream got %s: %q", name, v)
+		}
+		if v, ok := res.Header[name]; ok {
+			t.Errorf("the client got %s: %q", name, v)
+		}
+	}
+	if seen.Get("X-End") != "1" || res.Header.Get("X-End") != "1" || seen.Get("Te") != "trailers" {
+		t.Errorf("the rest is lost: %v, %v", seen, res.Header)
+	}
+}
+
+// Connections are kept on both sides: a hundred requests in a row use one and one.
+func TestKeepAlive(t *testing.T) {
+	t.Parallel()
+	var conns atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) }))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			conns.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	r := newRig(t, rigConfig{policy: policyFor(s.URL)})
+	c := keepAlive(t)
+	reused := 0
+	for n := range 100 {
+		req := r.request(http.MethodPost, "/api", strings.NewReader(strings.Repeat("x", n)))
+		req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+			if i.Reused {
+				reused++
+			}
+		}}))
+		res, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(res.Body); err != nil || len(got) != n {
+			t.Fatalf("request %d: %d bytes, %v", n, len(got), err)
+		}
+		res.Body.Close()
+		r.event()
+	}
+	if reused != 99 || conns.Load() != 1 {
+		t.Errorf("the client's connection was used %d times again, the upstream had %d", reused, conns.Load())
 	}
 }

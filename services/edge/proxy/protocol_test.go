@@ -319,7 +319,7 @@ func TestPipelining(t *testing.T) {
 }
 
 // Large bodies stream through in bounded memory, in both directions. Not parallel: it looks at the process's memory.
-func TestLargeBodiesInBoundedMemory(t *testing.T) {
+func TestHugeBodyInBoundedMemory(t *testing.T) {
 	const size, room = 128 << 20, 32 << 20
 	url := upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		http.NewResponseController(w).EnableFullDuplex()
@@ -370,7 +370,7 @@ func (r *repeated) Read(p []byte) (int, error) {
 }
 
 // A client that leaves stops the upstream's work within 100 ms; the best of a few tries, since others use the machine.
-func TestClientAbortIsPassedOnAtOnce(t *testing.T) {
+func TestClientDisconnectIsPassedOnAtOnce(t *testing.T) {
 	t.Parallel()
 	started, stopped := make(chan struct{}), make(chan time.Time)
 	url := upstream(t, func(w http.ResponseWriter, r *http.Request) {
