@@ -8,6 +8,6 @@ found=
 while IFS=: read -r file target; do
 	found=1
 	say "fuzz: $target in $(dirname "$file")"
-	(cd "$(dirname "$file")" && go test -run='^$' -fuzz="^$target\$" -fuzztime="${FUZZTIME:-10s}" -parallel="${FUZZPROCS:-2}" .)
+	(cd "$(dirname "$file")" && go test -run='^$' -fuzz="^$target\$" -fuzztime="${FUZZTIME:-10s}" -fuzzminimizetime=1s -parallel="${FUZZPROCS:-2}" .)
 done < <(git ls-files -co --exclude-standard '*_test.go' | xargs grep -oE '^func Fuzz[A-Za-z0-9_]+' /dev/null | sed 's/func //')
 [ -n "$found" ] || die "found no fuzz target"

@@ -11,11 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aegisrate/aegisrate/pkg/framing"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
 // BenchmarkProxy compares the edge, limits in memory and events dropped, with a bare
-// ReverseProxy between the same client and upstream. The difference is what the edge adds.
+// ReverseProxy between the same client and upstream, and with itself where the framing of requests is
+// not checked. The differences are what the edge adds, and what that check does.
 func BenchmarkProxy(b *testing.B) {
 	backend := upstream(b, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
 	b.Run("plane=bare", func(b *testing.B) {
@@ -36,11 +38,13 @@ func BenchmarkProxy(b *testing.B) {
 		defer s.Close()
 		ask(b, "http://"+ln.Addr().String()+"/api")
 	})
-	b.Run("plane=edge", func(b *testing.B) {
-		r := newRig(b, rigConfig{policy: policyFor(backend, "capacity: 1000000", "refill_rate: 1000000")})
-		r.engine.Sink = nowhere{}
-		ask(b, r.url+"/api")
-	})
+	for plane, serve := range map[string]func(*http.Server, net.Listener) error{"unframed": (*http.Server).Serve, "edge": framing.Serve} {
+		b.Run("plane="+plane, func(b *testing.B) {
+			r := newRig(b, rigConfig{policy: policyFor(backend, "capacity: 1000000", "refill_rate: 1000000"), serve: serve})
+			r.engine.Sink = nowhere{}
+			ask(b, r.url+"/api")
+		})
+	}
 }
 
 // pool lends out the copy buffers, as the edge's does.

@@ -50,6 +50,7 @@ type rigConfig struct {
 	cache   int64 // bytes
 	server  []telemetry.ServerOption
 	body    time.Duration // the time for each part of a request body
+	serve   func(*http.Server, net.Listener) error
 }
 
 const testTime = 1_700_000_000_000_000 // µs
@@ -58,6 +59,9 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	t.Helper()
 	r := &rig{t: t, log: &syncBuffer{}, metrics: prometheus.NewRegistry(), added: make(chan struct{}, 1024)}
 	frozen := func() int64 { return testTime }
+	if c.serve == nil {
+		c.serve = framing.Serve
+	}
 	if c.store == nil {
 		c.store = memstore.New(frozen)
 	}
@@ -83,7 +87,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	r.addr = ln.Addr().String()
 	r.url = "http://" + r.addr
 	r.server = telemetry.NewHTTPServer(r.handler, log, c.server...)
-	go framing.Serve(r.server, ln)
+	go c.serve(r.server, ln)
 	t.Cleanup(func() { r.server.Close() })
 	return r
 }
