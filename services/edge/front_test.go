@@ -156,6 +156,47 @@ func TestCertificateChanges(t *testing.T) {
 	}
 }
 
+// Smuggling: what could be framed in two ways is refused by the real edge, with TLS and without.
+func TestSmugglingIsRefused(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	cert, key := pair(t, 1)
+	write(t, certFile, cert)
+	write(t, keyFile, key)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(cert)
+	url := backend(t)
+	for name, secure := range map[string]*tls.Config{"plain": nil, "TLS": {RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}}} {
+		r := startFor(t, url, func(c *edge.Config) {
+			if secure != nil {
+				c.TLSCertFile, c.TLSKeyFile = certFile, keyFile
+			}
+		})
+		for _, sent := range []string{
+			"GET /api HTTP/1.1\nHost: x\r\n\r\n",
+			"POST /api HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		} {
+			conn, err := net.Dial("tcp", r.service.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if secure != nil {
+				conn = tls.Client(conn, secure)
+			}
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(20 * time.Second))
+			io.WriteString(conn, sent)
+			if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != http.StatusBadRequest || !res.Close {
+				t.Errorf("%s, %q: %+v, %v", name, sent, res, err)
+			}
+		}
+		if n := r.metric("aegis_edge_requests_total"); n != 0 {
+			t.Errorf("%s: %v requests were decided", name, n)
+		}
+	}
+}
+
 func TestUnusableCertificateIsAnError(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
