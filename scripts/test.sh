@@ -19,7 +19,8 @@ all)
 race)
 	[ "$(go env CGO_ENABLED)" = 1 ] && have "$(go env CC)" || debian_install gcc libc6-dev ||
 		die "the race detector needs cgo and a C compiler: install gcc, unset CGO_ENABLED"
-	flags+=(-race)
+	# TestSequence takes minutes so, on one goroutine; the plain run has it whole.
+	flags+=(-race '-skip=^TestSequence$')
 	# The pure packages have no goroutines, and their long property tests would run for minutes.
 	[ $# -gt 0 ] || mapfile -t pkgs < <(light_modules | patterns | xargs go list |
 		grep -vE '/(lua|pkg/bucket|pkg/policy|pkg/events|internal/[a-z]+)$')
