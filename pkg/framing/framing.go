@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -69,13 +70,13 @@ type conn struct {
 	net.Conn
 	scanner scanner
 	logf    func(format string, args ...any)
-	refused bool
+	refused atomic.Bool
 	rest    []byte // of what is read instead of what was refused
 }
 
 // Read implements net.Conn.
 func (c *conn) Read(p []byte) (int, error) {
-	if c.refused {
+	if c.refused.Load() {
 		n := copy(p, c.rest)
 		c.rest = c.rest[n:]
 		if n == 0 && len(p) > 0 {
@@ -89,10 +90,11 @@ func (c *conn) Read(p []byte) (int, error) {
 		return n, err
 	}
 	c.logf("request from %s refused: %s", c.RemoteAddr(), refusal)
-	c.refused, c.rest = true, noHead
-	if c.scanner.state > headerLine {
+	c.rest = noHead
+	if c.scanner.state >= body {
 		c.rest = noBody
 	}
+	c.refused.Store(true)
 	if passed > 0 {
 		return passed, nil
 	}
@@ -111,7 +113,7 @@ func (c *conn) CloseWrite() error {
 // Close closes the connection. A refusal may leave bytes unread, for which the kernel would reset the
 // connection, and the 400 be lost with it; so they are read first.
 func (c *conn) Close() error {
-	if !c.refused || c.CloseWrite() != nil {
+	if !c.refused.Load() || c.CloseWrite() != nil {
 		return c.Conn.Close()
 	}
 	go func() {

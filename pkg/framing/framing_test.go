@@ -146,6 +146,23 @@ func TestRefusalIsHeard(t *testing.T) {
 	}
 }
 
+// Half an HTTP/2 preface is refused as any other head. Its first half is a request to net/http, the last of its connection.
+func TestHalfAPrefaceIsRefused(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(s *http.Server) {
+		s.Protocols = new(http.Protocols)
+		s.Protocols.SetHTTP1(true)
+		s.Protocols.SetUnencryptedHTTP2(true)
+	})
+	for sent, status := range map[string]int{"PRI * HTTP/2.0\r\nHost: x\r\n\r\n": 400, "PRI * HTTP/2.0\r\n\r\nGET /a HTTP/1.1\nHost: x\r\n\r\n": 200} {
+		conn := s.dial(nil)
+		io.WriteString(conn, sent)
+		if statuses, body := answers(t, conn); len(statuses) != 1 || statuses[0] != status {
+			t.Errorf("%q: %v %s", sent, statuses, body)
+		}
+	}
+}
+
 // All that is right is served: HTTP/1.1 and HTTP/2, with TLS and without, and net/http knows of the TLS.
 func TestProtocols(t *testing.T) {
 	t.Parallel()

@@ -28,7 +28,7 @@ func FuzzFraming(f *testing.F) {
 		}
 		stream := sent[:passed]
 		if refusal != "" {
-			if s.state > headerLine {
+			if s.state >= body {
 				stream += string(noBody)
 			} else {
 				stream += string(noHead)

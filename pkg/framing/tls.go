@@ -60,7 +60,7 @@ func (t *tlsListener) handshake(plain net.Conn) {
 	}
 	var ready net.Conn = c
 	if c.ConnectionState().NegotiatedProtocol != "h2" {
-		ready = &tlsConn{conn{Conn: c, logf: t.logf}, c}
+		ready = &tlsConn{conn: conn{Conn: c, logf: t.logf}, secure: c}
 	}
 	if !t.give(accepted{conn: ready}) {
 		c.Close()

@@ -90,8 +90,12 @@ func (h *Handler) Close(ctx context.Context) error {
 // serve decides a request and answers or forwards it.
 func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 	w := rw.(*recorder)
-	if r.Method == http.MethodConnect {
+	switch r.Method {
+	case http.MethodConnect:
 		writeProblem(w, w.id, plainProblem(http.StatusMethodNotAllowed, "the edge is no forward proxy"))
+		return
+	case "PRI": // half an HTTP/2 preface
+		writeProblem(w, w.id, plainProblem(http.StatusMethodNotAllowed, "the method is reserved"))
 		return
 	}
 	if h.preflight(w, r) {

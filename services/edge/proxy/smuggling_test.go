@@ -71,7 +71,7 @@ func TestSmuggling(t *testing.T) {
 			for in := bufio.NewReader(conn); ; {
 				res, err := http.ReadResponse(in, nil)
 				if errors.Is(err, os.ErrDeadlineExceeded) {
-					t.Errorf("%s, in packets of %d: the connection stays open after %d", s.name, size, last)
+					t.Fatalf("%s, in packets of %d: the connection stays open after %d", s.name, size, last)
 				}
 				if err != nil {
 					break

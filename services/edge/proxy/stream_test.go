@@ -133,6 +133,11 @@ func TestConnectIsRefusedAndOddMethodsPass(t *testing.T) {
 	if err != nil || res.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("CONNECT: %v, %v", res, err)
 	}
+	half := newRig(t, rigConfig{policy: "upstreams: {up: {url: '" + url + "'}}\nroutes: {all: {path: /, upstream: up}}\n", server: []telemetry.ServerOption{telemetry.H2C()}})
+	res, err = http.ReadResponse(bufio.NewReader(half.raw("PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n")), nil)
+	if err != nil || res.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("half an HTTP/2 preface: %v, %v", res, err)
+	}
 	for _, method := range []string{"PROPFIND", "PURGE", "OPTIONS", "DELETE"} {
 		if _, body := r.do(r.request(method, "/", nil)); body != method {
 			t.Errorf("%s: %s", method, body)
