@@ -27,12 +27,17 @@ type parcel struct {
 
 func encodeParcel(n uint64, batch []int) ([]byte, error) { return json.Marshal(parcel{n, batch}) }
 
-func newOutbox(b *bus.Bus, fn ...func(*bus.OutboxConfig[int])) *bus.Outbox[int] {
+func newOutbox(t *testing.T, b *bus.Bus, fn ...func(*bus.OutboxConfig[int])) *bus.Outbox[int] {
+	t.Helper()
 	cfg := bus.OutboxConfig[int]{Subject: "tiny", ID: "boot", Encode: encodeParcel, Log: zerolog.Nop()}
 	for _, f := range fn {
 		f(&cfg)
 	}
-	return bus.NewOutbox(b, cfg)
+	o, err := bus.NewOutbox(b, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
 }
 
 // start runs an outbox until the test ends.
@@ -93,7 +98,7 @@ func TestOutboxBatches(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Bus(t)
 	provision(t, b, idStream())
-	o := newOutbox(b, func(c *bus.OutboxConfig[int]) { c.MaxWait = time.Hour })
+	o := newOutbox(t, b, func(c *bus.OutboxConfig[int]) { c.MaxWait = time.Hour })
 	start(t, o)
 	for i := range 600 {
 		o.Add(i + 1)
@@ -123,7 +128,7 @@ func TestOutboxWaitsBriefly(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Bus(t)
 	provision(t, b, idStream())
-	o := newOutbox(b)
+	o := newOutbox(t, b)
 	start(t, o)
 	for i := range 3 { // each alone, far below a full batch
 		o.Add(i + 1)
@@ -139,7 +144,7 @@ func TestOutboxOverRestarts(t *testing.T) {
 	s := bustest.Start(t)
 	b := s.Bus(t)
 	provision(t, b, idStream())
-	o := newOutbox(b)
+	o := newOutbox(t, b)
 	start(t, o)
 	var mu sync.Mutex
 	n := 0
@@ -192,7 +197,7 @@ func TestOutboxLosesAcks(t *testing.T) {
 	}
 	t.Cleanup(b.Close)
 	bustest.Await(t, "connection", b.Connected)
-	o := newOutbox(b)
+	o := newOutbox(t, b)
 	start(t, o)
 	stored := func() uint64 {
 		state, err := direct.Stream(t.Context(), "TINY")
@@ -226,7 +231,7 @@ func TestOutboxIsBounded(t *testing.T) {
 	b := s.Bus(t)
 	provision(t, b, idStream())
 	s.Stop()
-	o := newOutbox(b, func(c *bus.OutboxConfig[int]) { c.MaxQueued = 100 })
+	o := newOutbox(t, b, func(c *bus.OutboxConfig[int]) { c.MaxQueued = 100 })
 	start(t, o)
 	for i := range 130 {
 		if took := o.Add(i + 1); took != (i < 100) {
@@ -248,7 +253,7 @@ func TestOutboxCloseIsBounded(t *testing.T) {
 	provision(t, b, idStream())
 	s.Stop()
 	for _, running := range []bool{true, false} {
-		o := newOutbox(b)
+		o := newOutbox(t, b)
 		if running {
 			start(t, o)
 		}
@@ -276,7 +281,7 @@ func TestOutboxCloseTakesOver(t *testing.T) {
 	provision(t, b, idStream())
 	s.Stop()
 	var encoded sync.Map
-	o := newOutbox(b, func(c *bus.OutboxConfig[int]) {
+	o := newOutbox(t, b, func(c *bus.OutboxConfig[int]) {
 		c.Encode = func(n uint64, batch []int) ([]byte, error) {
 			if _, twice := encoded.LoadOrStore(n, true); twice {
 				return nil, fmt.Errorf("batch %d was encoded twice", n)
@@ -307,12 +312,12 @@ func TestOutboxSurvivesWhatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Bus(t)
 	s := idStream()
-	s.MaxMessage = 300
+	s.MaxMessage = 400
 	provision(t, b, s)
-	o := newOutbox(b, func(c *bus.OutboxConfig[int]) {
+	o := newOutbox(t, b, func(c *bus.OutboxConfig[int]) {
 		c.MaxBatch = 64
 		c.MaxWait = 50 * time.Millisecond
-		c.MaxBytes = 400 // above the stream's bound, so that both are met
+		c.MaxBytes = 500 // above the stream's bound, so that both are met
 		c.Encode = func(n uint64, batch []int) ([]byte, error) {
 			for _, item := range batch {
 				if item < 0 {
@@ -332,13 +337,13 @@ func TestOutboxSurvivesWhatCannotBeSent(t *testing.T) {
 	o.Add(-1) // its batch cannot be encoded
 	start(t, o)
 	bustest.Await(t, "the loss", func() bool { return o.Stats().Lost == 1 })
-	o.Add(1000) // alone already above the stream's bound
-	bustest.Await(t, "the loss", func() bool { return o.Stats().Lost == 2 })
 	o.Add(2000) // alone already above the outbox's bound
-	bustest.Await(t, "the loss", func() bool { return o.Stats().Lost == 3 })
+	bustest.Await(t, "the loss", func() bool { return o.Stats().Lost == 2 })
 	for i := range 512 {
 		o.Add(i + 1)
 	}
 	bustest.Await(t, "the rest", func() bool { return o.Stats().Published == 512 })
+	o.Add(1000) // alone already above the stream's bound
+	bustest.Await(t, "the loss", func() bool { return o.Stats().Lost == 3 })
 	delivered(t, b, 512) // numbers without a gap, whatever was lost between
 }

@@ -69,10 +69,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		gate:    &gate{digest: digest, tokenlessNATS: cfg.AllowTokenlessNATS, attempts: newAttempts()},
 		status:  newStatus(deps.Bus, deps.Log),
 		writing: make(chan struct{}, 1),
-		audits: bus.NewOutbox(deps.Bus, bus.OutboxConfig[events.Audit]{
-			Subject: events.SubjectAudit, ID: "audit-" + rand.Text(), MaxBatch: 1, MaxQueued: maxAudits, Log: deps.Log,
-			Encode: func(_ uint64, batch []events.Audit) ([]byte, error) { return events.Encode(batch[0]) },
-		}),
+	}
+	s.audits, err = bus.NewOutbox(deps.Bus, bus.OutboxConfig[events.Audit]{
+		Subject: events.SubjectAudit, ID: "audit-" + rand.Text(), MaxBatch: 1, MaxQueued: maxAudits, Log: deps.Log,
+		Encode: func(_ uint64, batch []events.Audit) ([]byte, error) { return events.Encode(batch[0]) },
+	})
+	if err != nil {
+		return nil, err
 	}
 	s.metrics, err = newMetrics(deps.Registry, func() float64 { return float64(s.audits.Stats().Lost) })
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 type Config struct {
 	ID             string         `name:"id" env:"AEGIS_EDGE_ID" help:"Name of this replica, of a-z, 0-9, _ and -; default: the host name."`
 	Addr           string         `name:"addr" env:"AEGIS_EDGE_ADDR" default:"127.0.0.1:8080" help:"Where clients are served."`
-	DataDir        string         `name:"data-dir" env:"AEGIS_EDGE_DATA_DIR" default:"data/edge" type:"path" help:"Where the last good policy is kept for a start without NATS; each edge needs its own."`
+	DataDir        string         `name:"data-dir" env:"AEGIS_EDGE_DATA_DIR" default:"data/edge" type:"path" help:"Where the last good policy is kept for a start without NATS, and finished requests until NATS has them; each edge needs its own."`
 	PolicyFile     string         `name:"policy-file" env:"AEGIS_EDGE_POLICY_FILE" type:"path" help:"Policy for a start with neither NATS nor a kept policy."`
 	TrustedProxies []netip.Prefix `name:"trusted-proxies" env:"AEGIS_EDGE_TRUSTED_PROXIES" help:"Networks whose X-Forwarded-For counts, such as 10.0.0.0/8,fd00::/8; default: none."`
 	IPv6Prefix     int            `name:"ipv6-prefix" env:"AEGIS_EDGE_IPV6_PREFIX" default:"64" help:"Length of the prefix that IPv6 clients without a key are counted by."`
@@ -30,7 +30,8 @@ type Config struct {
 	MaxUsers       int            `name:"max-users" env:"AEGIS_EDGE_MAX_USERS" default:"100000" help:"Keys of the rules that are remembered, in memory and on disk."`
 	BodyTimeout    time.Duration  `name:"body-timeout" env:"AEGIS_EDGE_BODY_TIMEOUT" default:"30s" help:"How long a client may send nothing of a body that the upstream waits for, before it gets 408."`
 	AccessLog      uint32         `name:"access-log" env:"AEGIS_EDGE_ACCESS_LOG" default:"0" help:"Log one request in so many; 0: none."`
-	MaxQueued      int            `name:"max-queued" env:"AEGIS_EDGE_MAX_QUEUED" default:"100000" help:"Finished requests that may wait for NATS; what exceeds it is lost, counted and alarmed."`
+	MaxQueued      int            `name:"max-queued" env:"AEGIS_EDGE_MAX_QUEUED" default:"100000" help:"Finished requests that may wait for NATS in memory, where the spool has no room for them; what exceeds it is lost, counted and alarmed."`
+	SpoolBytes     int64          `name:"spool-bytes" env:"AEGIS_EDGE_SPOOL_BYTES" default:"268435456" help:"Bound of what waits for NATS on disk, in the data directory, in bytes; 0: nothing is kept there."`
 	CacheBytes     int64          `name:"cache-bytes" env:"AEGIS_EDGE_CACHE_BYTES" default:"67108864" help:"Bound of the stored answers that yellow requests get on routes with degrade: cache, in bytes; 0: none are stored."`
 	DrainWait      time.Duration  `name:"drain-wait" env:"AEGIS_EDGE_DRAIN_WAIT" default:"0s" help:"On shutdown, how long to serve on while not ready, so that load balancers turn away."`
 	DrainTimeout   time.Duration  `name:"drain-timeout" env:"AEGIS_EDGE_DRAIN_TIMEOUT" default:"15s" help:"On shutdown, how long requests under way may take."`
@@ -48,6 +49,7 @@ func DefaultConfig() Config {
 		MaxUsers:     100_000,
 		BodyTimeout:  proxy.DefaultBodyTimeout,
 		MaxQueued:    100_000,
+		SpoolBytes:   256 << 20,
 		CacheBytes:   64 << 20,
 		DrainTimeout: 15 * time.Second,
 		FlushTimeout: 5 * time.Second,
@@ -71,6 +73,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("body-timeout %s: want more than 0", c.BodyTimeout)
 	case c.MaxQueued < 1:
 		return fmt.Errorf("max-queued %d: want 1 or more", c.MaxQueued)
+	case c.SpoolBytes < 0:
+		return fmt.Errorf("spool-bytes %d: must not be negative", c.SpoolBytes)
 	case c.CacheBytes < 0:
 		return fmt.Errorf("cache-bytes %d: must not be negative", c.CacheBytes)
 	case c.RulesRefresh < time.Second || c.RulesTimeout <= 0 || c.MaxUsers < 1:

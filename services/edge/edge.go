@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -69,15 +70,24 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		boot: strings.ToLower(rand.Text()),
 	}
 	s.log = deps.Log.With().Str("edge", cfg.ID).Str("boot", s.boot).Logger()
-	s.outbox = bus.NewOutbox(deps.Bus, bus.OutboxConfig[admission.Record]{
-		Subject:   events.SubjectResponse(s.boot),
-		ID:        s.boot,
-		MaxQueued: cfg.MaxQueued,
-		Log:       s.log,
+	spool := ""
+	if cfg.SpoolBytes > 0 {
+		spool = filepath.Join(cfg.DataDir, "spool")
+	}
+	s.outbox, err = bus.NewOutbox(deps.Bus, bus.OutboxConfig[admission.Record]{
+		Subject:    events.SubjectResponse(s.boot),
+		ID:         s.boot,
+		MaxQueued:  cfg.MaxQueued,
+		Spool:      spool,
+		SpoolBytes: cfg.SpoolBytes,
+		Log:        s.log,
 		Encode: func(n uint64, batch []admission.Record) ([]byte, error) {
 			return admission.EncodeBatch(cfg.ID, s.boot, n, batch)
 		},
 	})
+	if err != nil {
+		return nil, fmt.Errorf("edge: data-dir: %w", err)
+	}
 	clock := admission.NewStoreClock(time.Now)
 	s.engine = &admission.Engine{
 		Identifier:  admission.Identifier{Trusted: cfg.TrustedProxies, IPv6Bits: cfg.IPv6Prefix},
@@ -250,7 +260,10 @@ type Detail struct {
 	NATS      bool   `json:"nats_connected"`
 	LiveEdges int64  `json:"live_edges"`
 	Queued    int    `json:"events_queued"`
-	Lost      uint64 `json:"events_lost"`
+	// SpoolBytes is how much of them is on disk; SpoolFull, that more find no room there.
+	SpoolBytes int64  `json:"spool_bytes"`
+	SpoolFull  bool   `json:"spool_full"`
+	Lost       uint64 `json:"events_lost"`
 	// Multipliers are those of upstreams that are unwell, in millionths.
 	Multipliers map[string]int64 `json:"multipliers,omitempty"`
 }
@@ -260,12 +273,14 @@ type Detail struct {
 func (s *Service) Ready(context.Context) (any, error) {
 	stats := s.outbox.Stats()
 	d := Detail{
-		Store:     s.engine.Breaker.State().String(),
-		Degraded:  s.engine.Degraded(),
-		NATS:      s.bus.Connected(),
-		LiveEdges: s.engine.Fleet.Live(),
-		Queued:    stats.Queued,
-		Lost:      stats.Lost,
+		Store:      s.engine.Breaker.State().String(),
+		Degraded:   s.engine.Degraded(),
+		NATS:       s.bus.Connected(),
+		LiveEdges:  s.engine.Fleet.Live(),
+		Queued:     stats.Queued,
+		SpoolBytes: stats.Spooled,
+		SpoolFull:  stats.Full,
+		Lost:       stats.Lost,
 	}
 	table := s.engine.Table()
 	if table != nil {

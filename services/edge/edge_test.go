@@ -355,7 +355,9 @@ func TestQueueIsBounded(t *testing.T) {
 	t.Parallel()
 	s := bustest.Start(t)
 	b := s.Provisioned(t)
-	r := start(t, edge.Deps{Bus: b, Store: memstore.New(nil)}, func(c *edge.Config) { c.MaxQueued, c.FlushTimeout = 10, 100*time.Millisecond })
+	r := start(t, edge.Deps{Bus: b, Store: memstore.New(nil)}, func(c *edge.Config) {
+		c.MaxQueued, c.SpoolBytes, c.FlushTimeout = 10, 0, 100*time.Millisecond
+	})
 	publish(t, b, policyFor(t, backend(t), 1000))
 	r.awaitVersion(1)
 	s.Stop()
@@ -366,6 +368,46 @@ func TestQueueIsBounded(t *testing.T) {
 	r.stop()
 	if err := <-r.stopped; err == nil {
 		t.Error("stopping with events unpublished must not pass for clean")
+	}
+}
+
+// An edge is stopped while NATS is away, its requests still unpublished. The next one with its data
+// directory publishes them in its name.
+func TestSpoolOutlivesTheEdge(t *testing.T) {
+	t.Parallel()
+	s := bustest.Start(t)
+	b := s.Provisioned(t)
+	publish(t, b, policyFor(t, backend(t), 1000))
+	dir := filepath.Join(t.TempDir(), "edge")
+	in := func(c *edge.Config) { c.DataDir, c.FlushTimeout = dir, 100*time.Millisecond }
+	first := start(t, edge.Deps{Bus: b, Store: memstore.New(nil)}, in)
+	first.awaitVersion(1)
+	s.Stop()
+	const n = 25
+	for range n {
+		first.get("/api")
+	}
+	bustest.Await(t, "the spool", func() bool {
+		d, err := first.ready()
+		return err == nil && d.Queued == n && d.SpoolBytes > 0 && !d.SpoolFull
+	})
+	first.stop()
+	if err := <-first.stopped; err == nil || first.metric("aegis_edge_events_lost_total") != 0 {
+		t.Errorf("stopped with %v, %v events lost", err, first.metric("aegis_edge_events_lost_total"))
+	}
+
+	second := start(t, edge.Deps{Bus: b, Store: memstore.New(nil)}, in)
+	s.Restart()
+	bustest.Await(t, "published events", func() bool { return second.metric("aegis_edge_events_published_total") == n })
+	events := 0
+	for _, batch := range responses(t, b) {
+		if batch.Boot != first.service.Boot() {
+			t.Errorf("a batch of boot %s, want %s", batch.Boot, first.service.Boot())
+		}
+		events += len(batch.Events)
+	}
+	if events != n {
+		t.Errorf("%d events in the log, want %d", events, n)
 	}
 }
 
@@ -428,6 +470,7 @@ func TestConfig(t *testing.T) {
 		"cache-bytes":    func(c *edge.Config) { c.CacheBytes = -1 },
 		"body-timeout":   func(c *edge.Config) { c.BodyTimeout = 0 },
 		"max-queued":     func(c *edge.Config) { c.MaxQueued = 0 },
+		"spool-bytes":    func(c *edge.Config) { c.SpoolBytes = -1 },
 		"drain-timeout":  func(c *edge.Config) { c.DrainTimeout = -1 },
 		"tls-key-file":   func(c *edge.Config) { c.TLSCertFile = "cert.pem" },
 		"tls-cert-file":  func(c *edge.Config) { c.TLSKeyFile = "key.pem" },

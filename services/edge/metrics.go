@@ -43,6 +43,7 @@ func newMetrics(reg prometheus.Registerer, s *Service) *metrics {
 	})
 	gauge("aegis_edge_events_queued", "Finished requests that wait for the event log.", func() float64 { return float64(s.outbox.Stats().Queued) })
 	gauge("aegis_edge_events_oldest_seconds", "Age of the oldest of them.", func() float64 { return s.outbox.Stats().Oldest.Seconds() })
+	gauge("aegis_edge_spool_bytes", "Size of those that are kept on disk meanwhile.", func() float64 { return float64(s.outbox.Stats().Spooled) })
 	total("aegis_edge_events_published_total", "Finished requests in the event log.", func() uint64 { return s.outbox.Stats().Published })
 	total("aegis_edge_events_lost_total", "Finished requests that never reached the event log.", func() uint64 { return s.outbox.Stats().Lost })
 
