@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -58,6 +59,7 @@ type exchange struct {
 	// What the upstream answered; set by the goroutine that serves.
 	status   int
 	latency  time.Duration
+	duration time.Duration // 0 where the answer was broken off
 	cost     string
 	answer   *responseBody
 	upgraded bool
@@ -110,6 +112,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		ErrorLog:       h.errorLog,
 	}
 	x.proxy.ServeHTTP(w, r)
+	x.duration = time.Since(x.start)
 	x.body.end(w)
 }
 
@@ -236,7 +239,7 @@ func (x *exchange) finish() {
 	outcome := x.outcome()
 	x.record.End(outcome == events.OutcomeOK)
 	x.h.metrics.outcomes.WithLabelValues(x.d.Route.Upstream, string(outcome)).Inc()
-	duration := time.Since(x.start)
+	duration := cmp.Or(x.duration, time.Since(x.start))
 	if x.status == 0 {
 		x.latency = duration
 	}
