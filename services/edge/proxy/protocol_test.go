@@ -472,24 +472,26 @@ func TestConnectTimeout(t *testing.T) {
 }
 
 // A request meets a connection that was kept and is dead. It is sent again, once, where it is
-// idempotent and has no body; it is charged and reported once. Others fail.
+// idempotent, has no body, and no byte was answered; it is charged and reported once. Others fail.
 func TestReplay(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		method, body string
-		header       []string
-		status, seen int
-		outcome      events.Outcome
+		method, body, answered string
+		header                 []string
+		status, seen           int
+		outcome                events.Outcome
 	}{
-		{http.MethodGet, "", nil, 200, 2, events.OutcomeOK},
-		{http.MethodHead, "", nil, 200, 2, events.OutcomeOK},
-		{http.MethodPost, "", []string{"Idempotency-Key", "1"}, 200, 2, events.OutcomeOK},
-		{http.MethodPost, "", nil, 502, 1, events.OutcomeReset},
-		{http.MethodDelete, "", nil, 502, 1, events.OutcomeReset},
-		{http.MethodPut, "body", nil, 502, 1, events.OutcomeReset},
-		{http.MethodGet, "body", nil, 502, 1, events.OutcomeReset},
+		{http.MethodGet, "", "", nil, 200, 2, events.OutcomeOK},
+		{http.MethodHead, "", "", nil, 200, 2, events.OutcomeOK},
+		{http.MethodPost, "", "", []string{"Idempotency-Key", "1"}, 200, 2, events.OutcomeOK},
+		{http.MethodPost, "", "", nil, 502, 1, events.OutcomeReset},
+		{http.MethodDelete, "", "", nil, 502, 1, events.OutcomeReset},
+		{http.MethodPut, "body", "", nil, 502, 1, events.OutcomeReset},
+		{http.MethodGet, "body", "", nil, 502, 1, events.OutcomeReset},
+		{http.MethodGet, "", "H", nil, 502, 1, events.OutcomeReset},
+		{http.MethodGet, "", "HTTP/1.1 200 OK\r\nX-A: b\r\n", nil, 502, 1, events.OutcomeReset},
 	} {
-		t.Run(test.method+" "+test.body+strings.Join(test.header, " "), func(t *testing.T) {
+		t.Run(strings.Join([]string{test.method, test.body, test.answered, strings.Join(test.header, " ")}, " "), func(t *testing.T) {
 			t.Parallel()
 			var seen, conns atomic.Int64
 			url := listen(t, func(c net.Conn) {
@@ -505,6 +507,7 @@ func TestReplay(t *testing.T) {
 						seen.Add(1)
 					}
 					if first && n == 1 {
+						io.WriteString(c, test.answered)
 						c.Close()
 						return
 					}
