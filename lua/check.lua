@@ -9,7 +9,8 @@
 --          its own tier, remaining, grace, wait (-1: never), reset, charged, grace charged, window, gen,
 --          seq, settled
 -- Errors   STATE <limit> <reason>: that bucket can't be read. Also Redis' own, where it refuses to read or
---          write. A request with an error changed nothing; the others go on
+--          write. A request with an error changed nothing; the others go on. READONLY is the whole call's
+--          error: a replica has decided nothing, and the client drops a connection that says so
 -- Go twin  bucket.Decide; memstore.Store.Check
 --
 -- What is charged nothing is not written: a refill that was only looked at is still due. Except that
@@ -100,8 +101,12 @@ while args <= #ARGV do
     wanted[i] = specs[tonumber(ARGV[args + 2 + i])]
     taken = taken + (wanted[i].algorithm.switches and 2 or 1)
   end
+  local reply = decide(cost, shadow, wanted)
+  if type(reply) == 'string' and string.sub(reply, 1, 8) == 'READONLY' then
+    return redis.error_reply(reply)
+  end
   n = n + 1
-  replies[n] = decide(cost, shadow, wanted)
+  replies[n] = reply
   keys, args = keys + taken, args + 3 + limits
 end
 return replies

@@ -108,7 +108,7 @@ local function load_bucket(key, before, spec, now)
     return nil, reason
   end
   local state
-  state, reason = algorithm.load(h, spec)
+  state, reason = algorithm.load(h, spec, stored)
   if not state then
     return nil, reason
   end

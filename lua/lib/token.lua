@@ -22,7 +22,7 @@ local function token_bucket()
     local tokens, last, grace = parse_tokens(h.tokens), parse_int(h.last_updated), parse_int(h.grace, spec.grace)
     if not tokens then
       return nil, 'tokens: ' .. tostring(h.tokens)
-    elseif not last or last < 0 then
+    elseif not last or last < 0 or last > LATEST then
       return nil, 'last_updated: ' .. tostring(h.last_updated)
     elseif not grace or grace < 0 then
       return nil, 'grace: ' .. h.grace

@@ -42,10 +42,12 @@ local function sliding_window()
     return out, newest
   end
 
-  function window.load(h)
+  function window.load(h, _, stored)
     local out, newest = counts(h)
     if newest < 0 then
       return nil, 'no window'
+    elseif newest * stored.algorithm.length(stored) > LATEST then
+      return nil, 'window: ' .. int_text(newest)
     end
     local function read(index)
       local amount, grace = string.match(out[index] or '0:0', '^(%d+):(%d+)$')

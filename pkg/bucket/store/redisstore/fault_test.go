@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"net"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -224,6 +226,7 @@ func TestBatchedApart(t *testing.T) {
 	key := func(client string) string { return bucketKey(bucket.TokenBucket, "r", client) }
 	r.Client.Set(t.Context(), key("text"), "no hash", 0)
 	r.Client.HSet(t.Context(), key("torn"), "tokens", "many", "gen", 1)
+	r.Client.HSet(t.Context(), bucketKey(bucket.SlidingWindow, "r", "late"), "9007199254740991", "1:0", "window", 60)
 	window := store.Limit{Scope: "r", Spec: bucket.Spec{Kind: bucket.SlidingWindow, Capacity: 5 * bucket.One, Window: 60}}
 	torn := store.Check{Client: "torn", Cost: bucket.One, Limits: []store.Limit{
 		{Scope: bucket.ScopeDay, Spec: bucket.Spec{Kind: bucket.DailyQuota, Capacity: 5 * bucket.One}},
@@ -231,15 +234,16 @@ func TestBatchedApart(t *testing.T) {
 	}}
 	asks := []*ask{
 		{check: one("a", still(5))}, {check: one("text", still(5))}, {check: torn}, {check: one("a", still(5))},
+		{check: one("late", still(5))}, // to be switched from a window that no clock reaches
 		{check: store.Check{Client: "w", Cost: bucket.One, Limits: []store.Limit{window}}},
 	}
 	s.decide(asks)
-	for i, remaining := range map[int]int64{0: 4, 3: 3, 4: 4} {
+	for i, remaining := range map[int]int64{0: 4, 3: 3, 5: 4} {
 		if asks[i].err != nil || asks[i].decision.Limits[0].Remaining != remaining*bucket.One {
 			t.Errorf("check %d: %+v, %v", i, asks[i].decision, asks[i].err)
 		}
 	}
-	for i, index := range map[int]int{1: -1, 2: 1} {
+	for i, index := range map[int]int{1: -1, 2: 1, 4: 0} {
 		var state *store.StateError
 		if err := asks[i].err; !errors.Is(err, store.ErrState) || errors.As(err, &state) && state.Index != index {
 			t.Errorf("check %d: %v", i, err)
@@ -247,6 +251,58 @@ func TestBatchedApart(t *testing.T) {
 	}
 	if n := r.Client.Exists(t.Context(), bucketKey(bucket.DailyQuota, bucket.ScopeDay, "torn")).Val(); n != 0 {
 		t.Error("a request that could not be decided was charged")
+	}
+}
+
+// A master is demoted behind an address that leads to the new one by now: connections to the old one are dropped.
+func TestDemotedBehindOneAddress(t *testing.T) {
+	t.Parallel()
+	before, after := redistest.Start(t), redistest.Start(t)
+	master := atomic.Value{}
+	master.Store(before.Addr)
+	front, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer front.Close()
+	go func() {
+		for {
+			client, err := front.Accept()
+			if err != nil {
+				return // the test is over
+			}
+			server, err := net.Dial("tcp", master.Load().(string))
+			if err != nil {
+				client.Close()
+				continue
+			}
+			for _, c := range [][2]net.Conn{{client, server}, {server, client}} {
+				go func() {
+					io.Copy(c[0], c[1]) // until either is closed
+					c[0].Close()
+				}()
+			}
+		}
+	}()
+	s := open(t, Options{Addrs: []string{front.Addr().String()}})
+	if _, err := s.Check(t.Context(), one("c", still(100))); err != nil {
+		t.Fatal(err)
+	}
+	master.Store(after.Addr)
+	before.Client.Do(t.Context(), "replicaof", "127.0.0.1", "1")
+	refused := 0
+	redistest.Await(t, "a check on the new master", func() error {
+		_, err := s.Check(t.Context(), one("c", still(100)))
+		if err != nil && !errors.Is(err, store.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		if err != nil {
+			refused++
+		}
+		return err
+	})
+	if refused == 0 {
+		t.Error("a connection to the old master was not asked")
 	}
 }
 
@@ -339,6 +395,7 @@ func TestStoredByOthers(t *testing.T) {
 		"no time":       {hash: map[string]any{"tokens": "1.000000"}, fail: true},
 		"broken time":   {hash: map[string]any{"tokens": "1.000000", "last_updated": "1.5"}, fail: true},
 		"huge time":     {hash: map[string]any{"tokens": "1.000000", "last_updated": "9e18"}, fail: true},
+		"late time":     {hash: map[string]any{"tokens": "1.000000", "last_updated": 1<<53 - 1}, fail: true},
 		"broken seq":    {hash: map[string]any{"tokens": "1.000000", "last_updated": now, "seq": "x"}, fail: true},
 		"zero capacity": {hash: map[string]any{"tokens": "1.000000", "last_updated": now, "cap": "0"}, fail: true},
 	} {
