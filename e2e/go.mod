@@ -3,6 +3,7 @@ module github.com/aegisrate/aegisrate/e2e
 go 1.26.0
 
 require (
+	github.com/aegisrate/aegisrate v0.0.0
 	github.com/moby/moby/api v1.56.1
 	github.com/moby/moby/client v0.6.2
 	github.com/testcontainers/testcontainers-go v0.45.0
@@ -56,3 +57,5 @@ require (
 	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/sys v0.50.0 // indirect
 )
+
+replace github.com/aegisrate/aegisrate => ..

@@ -12,7 +12,7 @@
 cli_version=v0.5.0
 export AEGIS_E2E_NATS_CLI=$root/.cache/bin/nats-$cli_version
 
-have docker && docker info >/dev/null 2>&1 || die "Docker does not answer: start it (dockerd) and try again"
+{ have docker && docker info >/dev/null 2>&1; } || die "Docker does not answer: start it (dockerd) and try again"
 
 say "base images"
 scripts/compose.sh version >/dev/null

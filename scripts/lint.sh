@@ -50,7 +50,7 @@ lua() {
 shell() {
 	local f
 	for f in .ci/run scripts/*.sh; do bash -n "$f" || return 1; done
-	! have shellcheck || shellcheck -x .ci/run scripts/*.sh
+	! have shellcheck || shellcheck -x -P SCRIPTDIR .ci/run scripts/*.sh
 }
 
 if [ $# -eq 0 ]; then

@@ -18,7 +18,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 if ! docker info >/dev/null 2>&1; then
-	[ "$(id -u)" = 0 ] && have dockerd || die "the Docker daemon is not running"
+	{ [ "$(id -u)" = 0 ] && have dockerd; } || die "the Docker daemon is not running"
 	say "starting dockerd; its log is .cache/dockerd.log"
 	mkdir -p .cache
 	setsid nohup dockerd >.cache/dockerd.log 2>&1 </dev/null &
