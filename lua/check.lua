@@ -2,10 +2,12 @@
 --
 -- KEYS     per request its buckets, one per limit; after each, unless a daily quota, its key under the
 --          other algorithm
--- ARGV     how many specs, the specs (lib/bucket.lua), then per request: cost (micro-tokens), shadow
---          (0 or 1), how many limits, and the place of each limit's spec, from 1
+-- ARGV     how many specs, the specs (lib/bucket.lua), then per request: cost (micro-tokens), mode (0 plain,
+--          1 shadow, 2 with a grant: then want and share follow, see bucket.Request), how many limits, and the
+--          place of each limit's spec, from 1
 -- Units    micro-tokens, microseconds, Unix microseconds
--- Returns  now, then per request an error's text, or a list: tier (0 green, 1 yellow, 2 red), then per limit
+-- Returns  now, then per request an error's text, or a list: tier (0 green, 1 yellow, 2 red), granted, for how
+--          long the next such request is refused (at the least; 0: it is not, -1: always), then per limit
 --          its own tier, remaining, grace, wait (-1: never), reset, charged, grace charged, window, gen,
 --          seq, settled
 -- Errors   STATE <limit> <reason>: that bucket can't be read. Also Redis' own, where it refuses to read or
@@ -35,10 +37,10 @@ local function tier_of(b, spec, cost)
   return RED
 end
 
--- charge_of(tier, b, cost, shadow): what b pays, and what its grace pays, when the whole request is tier.
-local function charge_of(tier, b, cost, shadow)
+-- charge_of(tier, b, cost, granted, shadow): what b pays, and what its grace pays, when the whole request is tier.
+local function charge_of(tier, b, cost, granted, shadow)
   if tier == GREEN then
-    return cost, 0
+    return cost + granted, 0
   elseif tier == YELLOW and b.tier == YELLOW then
     local grace = min(b.grace, cost)
     return cost - grace, grace
@@ -48,9 +50,22 @@ local function charge_of(tier, b, cost, shadow)
   return 0, 0
 end
 
--- decide(cost, shadow, wanted): the reply to a request whose limits are wanted, from the keys of the first on.
-local function decide(cost, shadow, wanted)
-  local buckets, tier, k = {}, GREEN, keys
+-- refused_for(b, spec, cost, wait): for how long b alone refuses the next such request, at the least.
+local function refused_for(b, spec, cost, wait)
+  if spec.grace == 0 or wait == 0 then
+    return wait
+  elseif tier_of(b, spec, cost) ~= RED then
+    return 0
+  elseif cost > spec.capacity + spec.grace then
+    return NEVER
+  end
+  local yellow = spec.algorithm.pass(b.state, spec, cost, now)
+  return wait == NEVER and yellow or min(wait, yellow)
+end
+
+-- decide(cost, shadow, want, share, wanted): the reply to a request whose limits are wanted, from the keys of the first on.
+local function decide(cost, shadow, want, share, wanted)
+  local buckets, tier, granted, k = {}, GREEN, want, keys
   for i, spec in ipairs(wanted) do
     local key, before = KEYS[k], spec.algorithm.switches and KEYS[k + 1]
     k = k + (before and 2 or 1)
@@ -65,14 +80,18 @@ local function decide(cost, shadow, wanted)
     b.balance, b.grace = spec.algorithm.balance(b.current, spec, now)
     b.tier = tier_of(b, spec, cost)
     tier = max(tier, b.tier)
+    if want > 0 then
+      granted = min(granted, floor((b.balance - cost) / share))
+    end
     buckets[i] = b
   end
+  granted = tier == GREEN and granted > 0 and floor_to(granted, cost) or 0
 
-  local reply, n = {tier}, 1
+  local reply, n, held = {tier, granted, 0}, 3, 0
   for i, b in ipairs(buckets) do
     local spec = wanted[i]
     local algorithm = spec.algorithm
-    local amount, grace = charge_of(tier, b, cost, shadow)
+    local amount, grace = charge_of(tier, b, cost, granted, shadow)
     if amount > 0 or grace > 0 then
       b.state = algorithm.charge(b.current, amount, grace)
       b.balance, b.grace = algorithm.balance(b.state, spec, now)
@@ -84,29 +103,40 @@ local function decide(cost, shadow, wanted)
       end
     end
     reply[n + 1], reply[n + 2], reply[n + 3] = b.tier, b.balance, b.grace
-    reply[n + 4] = b.balance >= cost and 0 or cost > spec.capacity and NEVER or algorithm.wait(b.state, spec, cost, now)
+    local wait = b.balance >= cost and 0 or cost > spec.capacity and NEVER or algorithm.wait(b.state, spec, cost, now)
+    if held ~= NEVER then
+      local alone = refused_for(b, spec, cost, wait)
+      held = alone == NEVER and NEVER or max(held, alone)
+    end
+    reply[n + 4] = wait
     reply[n + 5] = algorithm.wait(b.state, spec, spec.capacity, now)
     reply[n + 6], reply[n + 7], reply[n + 8] = amount, grace, algorithm.window(b.current)
     reply[n + 9], reply[n + 10], reply[n + 11] = b.gen, b.seq, b.settled
     n = n + 11
   end
+  reply[3] = held
   return reply
 end
 
 local replies, n = {now}, 1
 while args <= #ARGV do
-  local cost, shadow, limits = tonumber(ARGV[args]), ARGV[args + 1] == '1', tonumber(ARGV[args + 2])
-  local wanted, taken = {}, 0
+  local cost, mode, want, share = tonumber(ARGV[args]), ARGV[args + 1], 0, 1
+  args = args + 2
+  if mode == '2' then
+    want, share = tonumber(ARGV[args]), tonumber(ARGV[args + 1])
+    args = args + 2
+  end
+  local limits, wanted, taken = tonumber(ARGV[args]), {}, 0
   for i = 1, limits do
-    wanted[i] = specs[tonumber(ARGV[args + 2 + i])]
+    wanted[i] = specs[tonumber(ARGV[args + i])]
     taken = taken + (wanted[i].algorithm.switches and 2 or 1)
   end
-  local reply = decide(cost, shadow, wanted)
+  local reply = decide(cost, mode == '1', want, share, wanted)
   if type(reply) == 'string' and string.sub(reply, 1, 8) == 'READONLY' then
     return redis.error_reply(reply)
   end
   n = n + 1
   replies[n] = reply
-  keys, args = keys + taken, args + 3 + limits
+  keys, args = keys + taken, args + 1 + limits
 end
 return replies

@@ -20,7 +20,7 @@ var Clock string
 // libraries in the order they build on each other.
 var libraries = []string{"clock", "arith", "text", "token", "window", "day", "bucket"}
 
-// Script is the text of the script of that name ("check", "settle", "begin", "incr"), with the shared
+// Script is the text of the script of that name ("check", "return", "settle", "begin", "incr"), with the shared
 // library in front.
 func Script(name string) (string, error) {
 	var text strings.Builder

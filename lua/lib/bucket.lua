@@ -43,16 +43,18 @@ local function same(a, b)
   return a.algorithm == b.algorithm and a.window == b.window
 end
 
--- kept(stored, spec): the spec to settle an item of spec into a bucket last written under
--- stored: its own, unless the algorithm or window has been switched since.
-local function kept(stored, spec)
-  if same(stored, spec) then
-    return spec
-  end
+-- as_stored(stored, spec): the spec that a bucket was last written under, where spec is not.
+local function as_stored(stored, spec)
   return {algorithm = stored.algorithm, capacity = stored.capacity, rate = stored.rate,
     slowest = max(1, floor(stored.rate / 5)), -- no slower than at the least multiplier
     grace = stored.capacity, -- the most it can be; a check cuts what is above its own
     window = stored.window, max_debt = spec.max_debt, cap_text = stored.cap_text, rate_text = stored.rate_text}
+end
+
+-- kept(stored, spec): the spec to settle an item of spec into a bucket last written under
+-- stored: its own, unless the algorithm or window has been switched since.
+local function kept(stored, spec)
+  return same(stored, spec) and spec or as_stored(stored, spec)
 end
 
 -- stored_spec(h, algorithm, spec): what the hash says it was last written under, spec's where

@@ -20,6 +20,10 @@ local function daily_quota()
     return (s.index + 1) * DAY - now
   end
 
+  function day.pass(s, spec, _, now)
+    return (day.at(s, spec, now).index + 1) * DAY - now
+  end
+
   function day.lifetime(s, _, now)
     return (s.index + 2) * DAY - now
   end

@@ -92,6 +92,14 @@ local function token_bucket()
     return min(max(0, s.last - now + time_for(missing, spec.rate)), MAX_WAIT)
   end
 
+  -- pass(s, spec, cost, now): how long after now balance and grace cover cost together at the earliest.
+  function token.pass(s, spec, cost, now)
+    s = token.at(s, spec, now)
+    local after = max(time_for(-s.tokens, spec.rate), time_for(cost - s.tokens - spec.grace, spec.rate),
+      time_for(5 * (cost - s.tokens - s.grace), 6 * spec.rate))
+    return min(max(0, s.last - now + after), MAX_WAIT)
+  end
+
   function token.charge(s, amount, grace)
     return {tokens = s.tokens - amount, grace = s.grace - grace, last = s.last}
   end

@@ -141,6 +141,26 @@ local function sliding_window()
     return s.index * length + position - now
   end
 
+  -- pass(s, spec, cost, now): how long after now balance or grace have a whole token more, or a balance below
+  -- zero is zero: no answer changes before.
+  function window.pass(s, spec, _, now)
+    s = window.at(s, spec, now)
+    local balance, grace = window.balance(s, spec, now)
+    if balance < 0 then
+      return window.wait(s, spec, 0, now)
+    end
+    local after = MAX_WAIT
+    if balance < spec.capacity then
+      after = window.wait(s, spec, balance + ONE, now)
+    end
+    if grace < spec.grace then
+      local spent = {index = s.index, amount = s.grace, grace = 0, prev_amount = s.prev_grace, prev_grace = 0}
+      after = min(after, window.wait(spent, {algorithm = spec.algorithm, capacity = spec.grace, window = spec.window, grace = 0},
+        grace + ONE, now))
+    end
+    return after
+  end
+
   function window.charge(s, amount, grace)
     return {index = s.index, amount = s.amount + amount, grace = s.grace + grace,
       prev_amount = s.prev_amount, prev_grace = s.prev_grace}

@@ -61,6 +61,35 @@ func (st State) Until(s Spec, target, now int64) int64 {
 	}
 }
 
+// pass is how long after now the answer to cost is red at the least, if nothing is given back; 0 if it is
+// not, Never if it always is. Without grace it is Until; with grace, a lower bound of when grace could cover the rest.
+func (st State) pass(s Spec, cost, now int64) int64 {
+	wait := st.Until(s, cost, now)
+	if s.Grace == 0 || wait == 0 {
+		return wait
+	}
+	st = st.At(s, now)
+	switch balance, grace := st.Balance(s, now); {
+	case tierOf(s, balance, grace, cost) != Red:
+		return 0
+	case cost > s.Capacity+s.Grace:
+		return Never
+	}
+	var yellow int64
+	switch st.Kind {
+	case SlidingWindow:
+		yellow = st.Window.pass(s, now)
+	case DailyQuota:
+		yellow = (st.Window.Index+1)*day - now
+	default:
+		yellow = st.Token.pass(s, cost, now)
+	}
+	if wait == Never {
+		return yellow
+	}
+	return min(wait, yellow)
+}
+
 // charge takes amount and grace, which must be there. st must be at now.
 func (st State) charge(amount, grace int64) State {
 	if st.Kind == TokenBucket {
@@ -107,8 +136,8 @@ type Entry struct {
 
 	// Tier is what this limit alone would have answered.
 	Tier Tier
-	// Charged and GraceCharged are what the decision took; where both are 0 State is unchanged
-	// and nothing is to be written.
+	// Charged, what was granted included, and GraceCharged are what the decision took; where both
+	// are 0 State is unchanged and nothing is to be written.
 	Charged, GraceCharged int64
 	// Remaining and Grace are what is left now.
 	Remaining, Grace int64
@@ -118,38 +147,75 @@ type Entry struct {
 	Window int64
 }
 
-// Decide decides a request of cost at now against all entries together, and charges them.
+// Request is what Decide is asked.
+type Request struct {
+	// Cost is in micro-tokens; 0 charges nothing.
+	Cost int64
+	// Want is how much a green decision may grant besides, in micro-tokens; 0: nothing. Of each
+	// limit it takes at most what is left after Cost divided by Share, and whole costs only.
+	Want, Share int64
+	// Shadow passes yellow and red.
+	Shadow bool
+}
+
+// Verdict is Decide's answer.
+type Verdict struct {
+	Tier Tier
+	// Granted was charged to every limit besides the cost.
+	Granted int64
+	// Until is how long the next such request is refused at the least, if nothing is given back, in
+	// microseconds; 0: it is not; Never: for good.
+	Until int64
+}
+
+// Decide decides a request at now against all entries together, and charges them.
 //
-//   - Green: every limit has room for cost. All are charged.
+//   - Green: every limit has room for the cost. All are charged.
 //   - Yellow: only the one with grace has not, is not in debt, and its grace covers the rest.
 //     Grace pays first, the balance what grace can't; nothing else is charged.
 //   - Red: nothing is charged.
 //
 // With shadow, yellow and red pass: each limit is charged what is there, never below zero; a
-// yellow one as yellow is. A cost of 0 charges nothing. Twin: lua/check.lua.
-func Decide(entries []Entry, cost, now int64, shadow bool) Tier {
+// yellow one as yellow is. Twin: lua/check.lua.
+func Decide(entries []Entry, r Request, now int64) Verdict {
 	var fixed [8]State // the entries' states at now; off the heap for as many as a check has
 	current := append(fixed[:0], make([]State, len(entries))...)
-	tier := Green
+	v := Verdict{Tier: Green, Granted: r.Want}
 	for i := range entries {
 		e := &entries[i]
 		current[i] = e.State.At(e.Spec, now)
 		e.Remaining, e.Grace = current[i].Balance(e.Spec, now)
-		e.Tier = tierOf(e.Spec, e.Remaining, e.Grace, cost)
-		tier = max(tier, e.Tier)
+		e.Tier = tierOf(e.Spec, e.Remaining, e.Grace, r.Cost)
+		v.Tier = max(v.Tier, e.Tier)
+		if r.Want > 0 {
+			v.Granted = min(v.Granted, (e.Remaining-r.Cost)/r.Share)
+		}
+	}
+	if v.Granted = max(0, v.Granted); v.Granted > 0 {
+		v.Granted = floorTo(v.Granted, r.Cost)
+	}
+	if v.Tier != Green {
+		v.Granted = 0
 	}
 	for i := range entries {
 		e := &entries[i]
-		e.Charged, e.GraceCharged = chargeOf(tier, e, cost, shadow)
+		e.Charged, e.GraceCharged = chargeOf(v.Tier, e, r.Cost+v.Granted, r.Cost, r.Shadow)
 		e.Window = current[i].WindowIndex()
 		if e.Charged > 0 || e.GraceCharged > 0 {
 			e.State = current[i].charge(e.Charged, e.GraceCharged)
 			e.Remaining, e.Grace = e.State.Balance(e.Spec, now)
 		}
-		e.Wait = e.State.Until(e.Spec, cost, now)
+		e.Wait = e.State.Until(e.Spec, r.Cost, now)
 		e.Reset = e.State.Until(e.Spec, e.Spec.Capacity, now)
+		if v.Until != Never {
+			if pass := e.State.pass(e.Spec, r.Cost, now); pass == Never {
+				v.Until = Never
+			} else {
+				v.Until = max(v.Until, pass)
+			}
+		}
 	}
-	return tier
+	return v
 }
 
 func tierOf(s Spec, balance, grace, cost int64) Tier {
@@ -163,11 +229,11 @@ func tierOf(s Spec, balance, grace, cost int64) Tier {
 	}
 }
 
-// chargeOf is what entry pays when the whole request is tier.
-func chargeOf(tier Tier, e *Entry, cost int64, shadow bool) (amount, grace int64) {
+// chargeOf is what entry pays for cost when the whole request is tier; green is that of a green one.
+func chargeOf(tier Tier, e *Entry, green, cost int64, shadow bool) (amount, grace int64) {
 	switch {
 	case tier == Green:
-		return cost, 0
+		return green, 0
 	case tier == Yellow && e.Tier == Yellow:
 		grace = min(e.Grace, cost)
 		return cost - grace, grace

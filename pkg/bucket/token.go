@@ -52,6 +52,16 @@ func (t Token) until(s Spec, target, now int64) int64 {
 	return min(max(0, t.Last-now+timeFor(missing, s.Rate)), MaxWait)
 }
 
+// pass is how long after now balance and grace cover cost together at the earliest, the balance
+// being out of debt; t must be at now. Grace refills at a fifth of the rate.
+func (t Token) pass(s Spec, cost, now int64) int64 {
+	after := max(
+		timeFor(-t.Tokens, s.Rate),
+		timeFor(cost-t.Tokens-s.Grace, s.Rate),
+		timeFor(5*(cost-t.Tokens-t.Grace), 6*s.Rate))
+	return min(max(0, t.Last-now+after), MaxWait)
+}
+
 // settle takes delta, into debt down to -MaxDebt, or gives it back, up to the capacity.
 // t must be at now. forgiven is what the bound on debt let off.
 func (t Token) settle(s Spec, delta int64) (_ Token, forgiven int64) {

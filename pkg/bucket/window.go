@@ -62,6 +62,24 @@ func (w Window) until(s Spec, target, now int64) int64 {
 	return start + pos - now
 }
 
+// pass is how long after now balance or grace have a whole token more, or, of a room below zero, when it
+// is zero: no answer changes before. w must be at now.
+func (w Window) pass(s Spec, now int64) int64 {
+	room, grace := w.room(s, now)
+	if room < 0 {
+		return w.until(s, 0, now)
+	}
+	after := int64(MaxWait)
+	if room < s.Capacity {
+		after = w.until(s, room+One, now)
+	}
+	if grace < s.Grace {
+		spent := Window{Index: w.Index, Cur: Count{Amount: w.Cur.Grace}, Prev: Count{Amount: w.Prev.Grace}}
+		after = min(after, spent.until(Spec{Capacity: s.Grace, Window: s.Window}, grace+One, now))
+	}
+	return after
+}
+
 // falls is the first position in a window at which prev·(1-ρ) < bound; length if there is none.
 func falls(prev, bound, length int64) int64 {
 	switch {

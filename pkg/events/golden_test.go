@@ -83,6 +83,7 @@ func TestWireForms(t *testing.T) {
 	t.Run("heartbeat", golden("heartbeat.v1.json", heartbeat, events.Encode, events.Decode))
 	t.Run("config", golden("config.v1.json", config, events.Encode, events.Decode))
 	t.Run("audit", golden("audit.v1.json", audit, events.Encode, events.Decode))
+	t.Run("echo", golden("echo.v1.json", events.Echo{N: 7, Sent: 1_750_000}, events.Encode, events.Decode))
 	t.Run("changed", golden("changed.v1.json", changed, events.Encode, events.Decode))
 	t.Run("deferred", golden("deferred.v1.json", deferred, events.Encode, events.Decode))
 	t.Run("deferral", golden("deferral.v1.json", deferral, events.Encode, events.Decode))

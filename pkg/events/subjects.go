@@ -29,6 +29,7 @@ const (
 	subjectHeartbeat  = "aegis.edge.heartbeat."
 	subjectDeadLetter = "aegis.deadletter."
 	subjectChanged    = "aegis.bucket.changed."
+	subjectEcho       = subjectChanged + "echo-"
 	subjectDeferred   = "aegis.deferred."
 	subjectDeferral   = "aegis.deferral."
 )
@@ -77,9 +78,16 @@ const (
 	HeaderPath   = "Aegis-Path"
 )
 
-// SubjectChanged is where the settler and the controlplane tell edges which buckets of a shard
+// SubjectChanged is where the settler, the controlplane and edges tell edges which buckets of a shard
 // are not what they were (see BucketsChanged). Nothing keeps it: what is remembered is short-lived.
 func SubjectChanged(shard int) string { return subjectChanged + strconv.Itoa(shard) }
+
+// SubjectEcho is where an edge incarnation tells itself something, the way that changed buckets come
+// (AllChanged): while it comes back, they do.
+func SubjectEcho(boot string) string { return subjectEcho + boot }
+
+// IsEcho reports whether a subject of AllChanged is some edge's echo.
+func IsEcho(subject string) bool { return strings.HasPrefix(subject, subjectEcho) }
 
 // UpstreamOf is the upstream that a health subject names.
 func UpstreamOf(subject string) string { return strings.TrimPrefix(subject, subjectHealth) }

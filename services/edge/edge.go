@@ -98,6 +98,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		Fleet:       admission.NewFleet(s.boot),
 		Multipliers: admission.NewMultipliers(time.Now),
 		Sink:        s.outbox,
+		Memory:      admission.NewMemory(admission.DefaultMemory),
+		Returned:    s.returned,
 	}
 	metrics := newMetrics(deps.Registry, s)
 	s.policies = &policyFeed{engine: s.engine, dir: cfg.DataDir, file: cfg.PolicyFile, metrics: metrics, log: s.log}
@@ -107,6 +109,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s.clients.load()
 	s.policies.plans, s.clients.plansChanged = s.clients.plans, s.policies.usePlans
+	s.clients.changed = func(client string) { s.engine.Memory.Changed(events.ChangedBucket{Client: client}) }
 	s.engine.Directory = s.clients
 	if err := s.policies.load(); err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
@@ -143,6 +146,8 @@ func (s *Service) Run(ctx context.Context) error {
 		lifecycle.Component{Name: "policy", Run: run(func(ctx context.Context) { s.policies.follow(ctx, s.bus) })},
 		lifecycle.Component{Name: "rules", Run: run(s.clients.follow)},
 		lifecycle.Component{Name: "rules on disk", Run: run(s.clients.keep)},
+		lifecycle.Component{Name: "changes", Run: s.hearChanges},
+		lifecycle.Component{Name: "leases", Run: s.leases, Stop: closeTimeout + time.Second},
 		lifecycle.Component{Name: "http", Run: s.serve, Stop: s.cfg.DrainWait + s.cfg.DrainTimeout + closeTimeout + time.Second},
 	)
 }

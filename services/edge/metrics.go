@@ -52,6 +52,15 @@ func newMetrics(reg prometheus.Registerer, s *Service) *metrics {
 	total("aegis_edge_store_unavailable_total", "Calls to the store that did not run.", counts.Unavailable.Load)
 	total("aegis_edge_store_unreadable_total", "Calls to the store that found an unreadable state.", counts.Unreadable.Load)
 	total("aegis_edge_local_decisions_total", "Requests decided without the shared store.", counts.Local.Load)
+	total("aegis_edge_leases_returned_total", "Leases that went back to the store unspent.", counts.LeasesReturned.Load)
+	total("aegis_edge_leases_lost_total", "Leases whose unspent tokens could not go back: lost to the client.", counts.LeasesLost.Load)
+
+	memory := s.engine.Memory
+	gauge("aegis_edge_remembered", "Routes of clients with a lease, a denial or much traffic.", func() float64 { return float64(memory.Stats().Keys) })
+	gauge("aegis_edge_leases", "Of those, the ones that hold tokens.", func() float64 { return float64(memory.Stats().Leased) })
+	total("aegis_edge_lease_hits_total", "Requests paid for from a lease, without asking the store.", func() uint64 { return memory.Stats().LeaseHits })
+	total("aegis_edge_remembered_denials_total", "Requests refused from memory, without asking the store.", func() uint64 { return memory.Stats().Denials })
+	total("aegis_edge_forgotten_total", "Routes of clients that were forgotten to make room.", func() uint64 { return memory.Stats().Forgotten })
 	return &metrics{
 		rejected:       counter("aegis_edge_policy_rejected_total", "Policy versions refused; the last good one stayed."),
 		unknownKeys:    counter("aegis_edge_policy_unknown_keys_total", "Keys of accepted policies that this edge does not know."),

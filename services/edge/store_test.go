@@ -124,7 +124,9 @@ func TestRedisPaused(t *testing.T) {
 	server := redistest.Start(t)
 	st := onRedis(t, server, 0)
 	const capacity = 100_000
-	publish(t, b, policyFor(t, backend(t), capacity))
+	p := policyFor(t, backend(t), capacity)
+	p.LeaseSize = new(int64(0)) // a lease without an answer is lost, which is another matter
+	publish(t, b, p)
 	r := start(t, edge.Deps{Bus: b, Store: st, Ping: st.Ping})
 	r.awaitVersion(1)
 	load([]*rig{r}, asked(50)).check(t, "before")

@@ -215,6 +215,7 @@ func (s *Service) settled(st store.Settlement, done store.Settled) bool {
 	switch done.Status {
 	case store.Applied, store.Duplicate, store.Behind:
 		sh.cursor.Store(done.Cursor)
+		s.tell(st, done)
 		return true
 	case store.Rewind:
 		sh.cursor.Store(done.Cursor)
@@ -223,6 +224,34 @@ func (s *Service) settled(st store.Settlement, done store.Settled) bool {
 	default: // store.Lost; the catch-up reader says what follows
 	}
 	return false
+}
+
+// tell lets edges know which buckets are not what they remember: below zero, where leases must end, or
+// given something back, where denials must. Who misses it is wrong for a second, or a lease's life.
+func (s *Service) tell(st store.Settlement, done store.Settled) {
+	var changed []events.ChangedBucket
+	for i, after := range done.Items {
+		b := events.ChangedBucket{Client: st.Items[i].Client, Scope: st.Items[i].Scope}
+		switch {
+		case st.Items[i].Delta < 0:
+			b.Why = events.ChangedGain
+		case after.Remaining < 0 && st.Items[i].Delta > 0:
+			b.Why = events.ChangedDebt
+		default:
+			continue
+		}
+		changed = append(changed, b)
+	}
+	if len(changed) == 0 {
+		return
+	}
+	data, err := events.Encode(events.BucketsChanged{Buckets: changed})
+	if err == nil {
+		err = s.bus.Send(events.SubjectChanged(st.Shard), data)
+	}
+	if err != nil {
+		s.log.Debug().Err(err).Int("shard", st.Shard).Msg("edges are not told of changed buckets")
+	}
 }
 
 // pause waits for d, or until ctx ends.

@@ -41,6 +41,10 @@ type Store interface {
 	// breaks Check's documentation.
 	Check(ctx context.Context, c Check) (Decision, error)
 
+	// Return gives back what Check granted and nobody spent: see Return. It must not be repeated: after
+	// ErrUnknown it counts as done.
+	Return(ctx context.Context, r Return) error
+
 	// Settle applies what one stream message means for one shard, exactly once: see Settlement.
 	// It is idempotent: after ErrUnknown it may be called again.
 	Settle(ctx context.Context, s Settlement) (Settled, error)
@@ -64,6 +68,10 @@ type Check struct {
 	Limits []Limit
 	// Cost is K in micro-tokens, 0 to bucket.MaxMicro.
 	Cost int64
+	// Want is how much a green decision may take besides, for requests to come (a lease), in
+	// micro-tokens; 0: nothing. Of each limit it takes at most what is left after Cost divided by
+	// Share, at least 1, and whole costs only. Not for a peek, nor with Shadow.
+	Want, Share int64
 	// Shadow passes yellow and red.
 	Shadow bool
 }
@@ -80,6 +88,11 @@ type Decision struct {
 	Tier bucket.Tier
 	// Now is the store's clock at the decision, Unix microseconds.
 	Now int64
+	// Granted is what was taken of Check.Want, of every limit alike.
+	Granted int64
+	// Until is how long the next such request is refused at the least, if nothing is given back, in
+	// microseconds; 0: it is not; bucket.Never: for good.
+	Until int64
 	// Limits has the state of each limit after the decision, in the order of Check.Limits.
 	Limits []LimitState
 }
@@ -97,7 +110,7 @@ type LimitState struct {
 	Wait int64
 	// Reset is the time until the limit is whole again if nothing more is charged, in microseconds.
 	Reset int64
-	// Charged and GraceCharged are what the decision took, in micro-tokens.
+	// Charged and GraceCharged are what the decision took, in micro-tokens; Granted is part of Charged.
 	Charged, GraceCharged int64
 	// Window is the window index or UTC day number charged; 0 for a token bucket.
 	Window int64
@@ -107,6 +120,23 @@ type LimitState struct {
 	Gen     int64
 	Seq     int64
 	Settled uint64
+}
+
+// Return gives Amount back to each bucket that a grant was charged to, never above its capacity, and
+// in a window never below zero. A bucket that is gone, was made anew since, is kept under another
+// algorithm by now or was cut to a lower capacity is left as it is: what was granted has no place there.
+type Return struct {
+	Client string
+	// Amount is in micro-tokens, above 0.
+	Amount int64
+	// Limits name the buckets as the Check did, at most MaxLimits.
+	Limits []Returned
+}
+
+// Returned is one bucket of a Return: Window and Gen are what LimitState said.
+type Returned struct {
+	Limit
+	Window, Gen int64
 }
 
 // Settlement is what one message of the response stream means for one shard.

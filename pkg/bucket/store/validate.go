@@ -33,6 +33,10 @@ func (c Check) Validate() error {
 	if c.Cost < 0 || c.Cost > bucket.MaxMicro {
 		return fmt.Errorf("%w: cost %d: want 0 to %d micro-tokens", ErrInvalid, c.Cost, int64(bucket.MaxMicro))
 	}
+	if c.Want < 0 || c.Want > bucket.MaxMicro || c.Want > 0 && (c.Share < 1 || c.Share > maxShare || c.Cost == 0 || c.Shadow) {
+		return fmt.Errorf("%w: want %d, share %d: want 0 to %d micro-tokens, a share of 1 to %d, a cost and no shadow",
+			ErrInvalid, c.Want, c.Share, int64(bucket.MaxMicro), maxShare)
+	}
 	grace := 0
 	for i, l := range c.Limits {
 		if err := validBucket(l.Scope, l.Spec); err != nil {
@@ -49,6 +53,28 @@ func (c Check) Validate() error {
 	}
 	if grace > 1 {
 		return fmt.Errorf("%w: limits: %d of them have grace, want at most 1", ErrInvalid, grace)
+	}
+	return nil
+}
+
+// maxShare bounds Check.Share.
+const maxShare = 1 << 20
+
+// Validate reports, as ErrInvalid, the first field that breaks Return's documentation.
+func (r Return) Validate() error {
+	if len(r.Limits) == 0 || len(r.Limits) > MaxLimits {
+		return fmt.Errorf("%w: limits: %d, want 1 to %d", ErrInvalid, len(r.Limits), MaxLimits)
+	}
+	if r.Amount < 1 || r.Amount > bucket.MaxMicro {
+		return fmt.Errorf("%w: amount %d: want 1 to %d micro-tokens", ErrInvalid, r.Amount, int64(bucket.MaxMicro))
+	}
+	for i, l := range r.Limits {
+		if err := validBucket(l.Scope, l.Spec); err != nil {
+			return fmt.Errorf("%w: limits[%d]: %w", ErrInvalid, i, err)
+		}
+		if l.Window < 0 || l.Window > maxSeq || l.Gen < 1 || l.Gen > maxSeq {
+			return fmt.Errorf("%w: limits[%d]: window %d, gen %d: want them as the check said", ErrInvalid, i, l.Window, l.Gen)
+		}
 	}
 	return nil
 }

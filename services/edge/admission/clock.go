@@ -22,9 +22,15 @@ func NewStoreClock(now func() time.Time) *StoreClock {
 }
 
 // Micros is the store's clock, Unix microseconds.
-func (c *StoreClock) Micros() int64 { return c.offset.Load() + c.now().Sub(c.start).Microseconds() }
+func (c *StoreClock) Micros() int64 { return c.at(c.Elapsed()) }
+
+// Elapsed is this process's monotonic clock, microseconds since the start; no step of the store's changes it.
+func (c *StoreClock) Elapsed() int64 { return c.now().Sub(c.start).Microseconds() }
+
+// at is the store's clock when the monotonic one says elapsed.
+func (c *StoreClock) at(elapsed int64) int64 { return c.offset.Load() + elapsed }
 
 // Observe takes what the store's clock said just now.
 func (c *StoreClock) Observe(micros int64) {
-	c.offset.Store(micros - c.now().Sub(c.start).Microseconds())
+	c.offset.Store(micros - c.Elapsed())
 }

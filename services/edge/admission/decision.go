@@ -64,12 +64,33 @@ type Decision struct {
 	// RetryAfter is in seconds; 0: no wait helps, or none is needed.
 	RetryAfter int64
 
-	// time is the store's clock at the decision, Unix microseconds.
-	time    int64
-	charges []charge
-	// limits and states are what was checked; none where nothing is Known.
-	limits []store.Limit
-	states []store.LimitState
+	// time is the store's clock at the decision, Unix microseconds; now the edge's monotonic one.
+	time, now int64
+	table     *policy.Table
+	charges   []charge
+	// limits and states are what was checked; none where nothing is Known. They are shared and
+	// elapsed microseconds old, and this edge holds spare micro-tokens of each limit besides (see state).
+	limits         []store.Limit
+	states         []store.LimitState
+	spare, elapsed int64
+	leased         bool
+}
+
+// state is what one limit looks like to this client now: what is leased to it here is its own, and
+// others' requests since the store's answer are not known.
+func (d *Decision) state(i int) store.LimitState {
+	s, spec := d.states[i], d.limits[i].Spec
+	if d.spare > 0 {
+		s.Remaining = min(spec.Capacity, s.Remaining+d.spare)
+		if spec.Kind == bucket.TokenBucket {
+			s.Reset = max(0, s.Reset-int64(float64(d.spare)/float64(spec.Rate)*1e6))
+		}
+	}
+	s.Reset = max(0, s.Reset-d.elapsed)
+	if s.Wait > 0 {
+		s.Wait = max(1, s.Wait-d.elapsed)
+	}
+	return s
 }
 
 // LimitView is the state of one of a client's limits, as clients are told of it.
@@ -84,16 +105,20 @@ type LimitView struct {
 func (d *Decision) Limits() []LimitView {
 	views := make([]LimitView, len(d.limits))
 	for i, l := range d.limits {
+		s := d.state(i)
 		views[i] = LimitView{
 			Name:      l.Scope,
 			Quota:     l.Spec.Capacity / bucket.One,
 			Window:    window(l.Spec),
-			Remaining: max(0, d.states[i].Remaining/bucket.One),
-			Next:      next(l.Spec, d.states[i]),
+			Remaining: max(0, s.Remaining/bucket.One),
+			Next:      next(l.Spec, s),
 		}
 	}
 	return views
 }
+
+// Leased reports whether the request was paid for by a lease, without asking the store.
+func (d *Decision) Leased() bool { return d.leased }
 
 // window is how many seconds it takes at the most until a whole quota is there again.
 func window(s bucket.Spec) int64 {
@@ -139,33 +164,25 @@ type charge struct {
 
 // read fills in the numbers of the limit that decided.
 func (d *Decision) read(limits []store.Limit, states []store.LimitState) {
-	i := 0
-	if d.Tier == bucket.Green {
-		for n := range states {
-			if fraction(limits[n], states[n]) < fraction(limits[i], states[i]) {
-				i = n
-			}
+	d.limits, d.states = limits, states
+	i, s := 0, d.state(0)
+	for n := 1; n < len(states); n++ {
+		other := d.state(n)
+		if d.Tier == bucket.Green && fraction(limits[n], other) < fraction(limits[i], s) ||
+			d.Tier != bucket.Green && other.Tier != bucket.Green && (s.Tier == bucket.Green || other.Wait > s.Wait) {
+			i, s = n, other
 		}
-	} else {
-		i = -1
-		for n, s := range states {
-			if s.Tier != bucket.Green && (i < 0 || s.Wait > states[i].Wait) {
-				i = n
-			}
-		}
-		i = max(i, 0)
 	}
 	d.Known = true
 	d.LimitName = limits[i].Scope
 	d.Limit = limits[i].Spec.Capacity / bucket.One
-	d.Remaining = max(0, states[i].Remaining/bucket.One)
-	d.Reset = d.reset(states[i])
-	d.ResetAt = seconds(d.time + states[i].Reset)
+	d.Remaining = max(0, s.Remaining/bucket.One)
+	d.Reset = d.reset(s)
+	d.ResetAt = seconds(d.time + s.Reset)
 	if d.Tier != bucket.Green {
-		d.RetryAfter = max(1, seconds(states[i].Wait))
+		d.RetryAfter = max(1, seconds(s.Wait))
 		d.ResetAt = max(d.ResetAt, seconds(d.time)+d.Reset)
 	}
-	d.limits, d.states = limits, states
 }
 
 // fraction is how much of a limit is left.

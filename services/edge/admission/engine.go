@@ -28,6 +28,10 @@ type Engine struct {
 	Sink         Sink
 	// Directory knows clients beyond the table's; nil: there are none.
 	Directory Directory
+	// Memory answers without the store where it can; nil: every decision asks the store. Then Tend has to be called.
+	Memory *Memory
+	// Returned, if not nil, hears of clients whose unspent leases went back to the store.
+	Returned func(client string)
 
 	table  atomic.Pointer[policy.Table]
 	tiers  [bucket.Red + 1]atomic.Uint64
@@ -42,6 +46,8 @@ type Counts struct {
 	Unavailable, Unreadable atomic.Uint64
 	// Local decisions in all, those of an open breaker included.
 	Local atomic.Uint64
+	// Leases that went back to the store unspent, and those that could not.
+	LeasesReturned, LeasesLost atomic.Uint64
 }
 
 // Use puts a table in force. Requests under way keep the one they began with.
@@ -68,8 +74,12 @@ func (e *Engine) Decide(ctx context.Context, r Request) Decision {
 	if !limited {
 		return d
 	}
-	if len(limits) > 0 {
-		e.limit(ctx, &d, limits)
+	switch {
+	case len(limits) == 0:
+	case e.Memory == nil || d.Route.Cost == 0 || d.Route.Shadow:
+		e.limit(ctx, &d, limits, nil, outcome{})
+	default:
+		e.remember(ctx, &d, query{terms: terms{d.table, d.Route.Name, limits, d.Route.Cost, d.Multiplier}, now: d.now})
 	}
 	if d.Action != Unavailable {
 		e.tiers[d.Tier].Add(1)
@@ -86,7 +96,7 @@ func (e *Engine) consider(r Request) (d Decision, limits []policy.ScopedLimit, l
 		d.Action = Unavailable
 		return d, nil, false
 	}
-	d.Config = table.Version()
+	d.table, d.Config = table, table.Version()
 	if d.Route = table.Match(r.Method, r.Host, r.Path); d.Route == nil {
 		d.Action = NoRoute
 		return d, nil, false
@@ -106,7 +116,8 @@ func (e *Engine) consider(r Request) (d Decision, limits []policy.ScopedLimit, l
 		d.Action = Block
 		return d, nil, false
 	}
-	d.time = e.Clock.Micros()
+	d.now = e.Clock.Elapsed()
+	d.time = e.Clock.at(d.now)
 	if d.Client.User.Admin {
 		d.Exempt = true
 		return d, nil, false
@@ -116,11 +127,15 @@ func (e *Engine) consider(r Request) (d Decision, limits []policy.ScopedLimit, l
 
 // identify is the client of a request, with what is known of it.
 func (e *Engine) identify(r Request, table *policy.Table) Client {
+	users := [...]Users{table, e.Directory}
+	known := users[:]
 	if e.Directory == nil {
-		return e.Identifier.Identify(r, table)
+		known = users[:1]
 	}
-	c := e.Identifier.Identify(r, table, e.Directory)
-	if !c.Known {
+	c := e.Identifier.identify(r, known)
+	var buf [maxID]byte
+	c.ID = e.Memory.intern(c.appendID(buf[:0]))
+	if e.Directory != nil && !c.Known {
 		c.User = e.Directory.Address(c.ID)
 	}
 	return c
@@ -129,14 +144,44 @@ func (e *Engine) identify(r Request, table *policy.Table) Client {
 // Finish reports how a forwarded request ended.
 func (e *Engine) Finish(d Decision, f Facts) { e.Sink.Add(d.record(f)) }
 
-// limit decides d by its limits.
-func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedLimit) {
+// remember decides d from memory, else by the store, and remembers its answer.
+func (e *Engine) remember(ctx context.Context, d *Decision, q query) {
+	for {
+		o := e.recall(d, &q)
+		switch {
+		case o.decided:
+			return
+		case o.join == nil:
+			e.limit(ctx, d, q.limits, &q, o)
+			return
+		}
+		q.round++
+		if !o.join.joined() {
+			q.round = maxRounds
+		}
+		q.now = e.Clock.Elapsed()
+		d.time = e.Clock.at(q.now)
+	}
+}
+
+// limit decides d by its limits. With q it remembers what the store says.
+func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedLimit, q *query, o outcome) {
 	check := d.check(scoped)
+	var (
+		a   answer
+		err error
+	)
+	if q != nil {
+		if o.want > 0 {
+			check.Want, check.Share = o.want, leaseShare*e.Fleet.Live()
+		}
+		defer func() { e.learn(d, q, o, a) }() // whatever happens, others may be waiting
+	}
 	if !d.Route.Shadow && d.refuseCost(scoped, check.Limits) {
 		return
 	}
 
-	a, err := e.ask(ctx, check)
+	a, err = e.ask(ctx, check)
 	d.Degraded = a.how != events.HowRedis
 	if err != nil {
 		d.Action = Unavailable
@@ -144,6 +189,10 @@ func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedL
 	}
 	d.time = a.decision.Now
 	d.Tier = a.decision.Tier
+	d.spare = a.decision.Granted
+	if d.Tier != bucket.Green && o.early && e.respend(d, q) {
+		return
+	}
 	d.read(a.limits, a.decision.Limits)
 	switch {
 	case d.Tier == bucket.Green:
@@ -161,7 +210,7 @@ func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedL
 	for i, l := range check.Limits {
 		// What grace paid is no part of the amount: a refund goes to the balance, and must not turn grace into green.
 		s := a.decision.Limits[i]
-		d.charges[i] = charge{l.Scope, l.Spec, s.Charged, s.Window, a.how}
+		d.charges[i] = charge{l.Scope, l.Spec, s.Charged - a.decision.Granted, s.Window, a.how}
 	}
 }
 
@@ -255,7 +304,7 @@ func (e *Engine) ask(ctx context.Context, c store.Check) (answer, error) {
 	for i, l := range c.Limits {
 		limits[i] = store.Limit{Scope: l.Scope, Spec: share(l.Spec, edges, c.Cost)}
 	}
-	c.Limits = limits
+	c.Limits, c.Want, c.Share = limits, 0, 0
 	decision, err := e.Local.Check(ctx, c)
 	return answer{decision, limits, how}, err
 }

@@ -25,6 +25,9 @@ type Client struct {
 	Known bool
 	// ByKeyHeader says that the key came in X-API-Key: it was meant for the edge, and ends there.
 	ByKeyHeader bool
+
+	// bits is the length of the prefix of Addr that an address is counted by; 0: all of it.
+	bits int
 }
 
 // Identifier tells clients apart.
@@ -52,6 +55,13 @@ type Directory interface {
 // before Authorization, else its address. An unknown key is as good as none, so that
 // inventing keys gains nothing. All users are asked in turn.
 func (i Identifier) Identify(r Request, users ...Users) Client {
+	c := i.identify(r, users)
+	c.ID = string(c.appendID(nil))
+	return c
+}
+
+// identify is Identify without the ID.
+func (i Identifier) identify(r Request, users []Users) Client {
 	addr := i.address(r)
 	tried := 0
 	for _, header := range [...]string{KeyHeader, "Authorization"} {
@@ -69,12 +79,31 @@ func (i Identifier) Identify(r Request, users ...Users) Client {
 			hash := sha256.Sum256([]byte(key))
 			for _, known := range users {
 				if user, ok := known.User(hash); ok {
-					return Client{ID: "user:" + user.Name, Addr: addr, User: user, Known: true, ByKeyHeader: header == KeyHeader}
+					return Client{Addr: addr, User: user, Known: true, ByKeyHeader: header == KeyHeader}
 				}
 			}
 		}
 	}
-	return Client{ID: i.addressID(addr), Addr: addr}
+	return Client{Addr: addr, bits: i.bits(addr)}
+}
+
+// maxID bounds the id of a client that is known by its address; a user's name may be longer.
+const maxID = 96
+
+// appendID writes the client's ID.
+func (c Client) appendID(b []byte) []byte {
+	if c.Known {
+		return append(append(b, "user:"...), c.User.Name...)
+	}
+	b = append(b, "ip:"...)
+	if c.bits == 0 {
+		return c.Addr.AppendTo(b)
+	}
+	prefix, err := c.Addr.Prefix(c.bits)
+	if err != nil {
+		return c.Addr.AppendTo(b)
+	}
+	return prefix.AppendTo(b)
 }
 
 // bearer is the token of a Bearer credential; "" where it is none.
@@ -141,13 +170,10 @@ func parseHop(s string) (netip.Addr, bool) {
 // plain is the one spelling of an address: IPv4-mapped IPv6 is IPv4, and a zone is dropped.
 func plain(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
-func (i Identifier) addressID(addr netip.Addr) string {
+// bits is the length of the prefix that an address is counted by; 0: all of it.
+func (i Identifier) bits(addr netip.Addr) int {
 	if !addr.Is6() || i.IPv6Bits >= addr.BitLen() {
-		return "ip:" + addr.String()
+		return 0
 	}
-	prefix, err := addr.Prefix(i.IPv6Bits)
-	if err != nil {
-		return "ip:" + addr.String()
-	}
-	return "ip:" + prefix.String()
+	return i.IPv6Bits
 }

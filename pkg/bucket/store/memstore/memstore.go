@@ -96,10 +96,13 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 		_, stored[i] = sh.read(key{l.Spec.Kind, l.Scope, c.Client}, l.Spec, now)
 		decided[i] = bucket.Entry{Spec: l.Spec, State: stored[i].State.As(stored[i].Spec, l.Spec, now)}
 	}
+	v := bucket.Decide(decided, bucket.Request{Cost: c.Cost, Want: c.Want, Share: c.Share, Shadow: c.Shadow}, now)
 	d := store.Decision{
-		Tier:   bucket.Decide(decided, c.Cost, now, c.Shadow),
-		Now:    now,
-		Limits: make([]store.LimitState, len(c.Limits)),
+		Tier:    v.Tier,
+		Now:     now,
+		Granted: v.Granted,
+		Until:   v.Until,
+		Limits:  make([]store.LimitState, len(c.Limits)),
 	}
 	for i, e := range decided {
 		switched := stored[i].Spec.Kind != e.Spec.Kind || stored[i].Spec.Window != e.Spec.Window
@@ -122,6 +125,34 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 		}
 	}
 	return d, nil
+}
+
+// Return implements store.Store.
+func (s *Store) Return(ctx context.Context, r store.Return) error {
+	if err := r.Validate(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return store.ErrUnavailable
+	}
+	sh := &s.shards[store.ShardOf(r.Client)]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := s.clock()
+	for _, l := range r.Limits {
+		k := key{l.Spec.Kind, l.Scope, r.Client}
+		e, ok := sh.buckets[k]
+		if !ok || e.Expires <= now || e.Gen != l.Gen || e.Spec.Window != l.Spec.Window || e.Spec.Capacity < l.Spec.Capacity {
+			continue
+		}
+		spec := l.Spec
+		if spec.Capacity != e.Spec.Capacity || spec.Rate != e.Spec.Rate {
+			spec = stored(e.Spec, spec)
+		}
+		e.State, _ = e.State.At(spec, now).Settle(spec, -r.Amount, l.Window)
+		sh.write(k, &e, spec, now)
+	}
+	return nil
 }
 
 // Settle implements store.Store.
@@ -193,16 +224,21 @@ func (sh *shard) apply(st store.Settlement, now int64) []store.ItemState {
 
 // kept is the spec to settle an item of spec into a bucket last written under stored: the
 // item's own, unless the algorithm or window has been switched since it was charged.
-func kept(stored, spec bucket.Spec) bucket.Spec {
-	if stored.Kind == spec.Kind && stored.Window == spec.Window {
+func kept(was, spec bucket.Spec) bucket.Spec {
+	if was.Kind == spec.Kind && was.Window == spec.Window {
 		return spec
 	}
-	stored.MaxDebt = spec.MaxDebt
-	stored.Grace = stored.Capacity // the most it can be; a check cuts what is above its own
-	if stored.Kind == bucket.TokenBucket {
-		stored.SlowestRate = max(1, stored.Rate/5) // no slower than at bucket.FloorMultiplier
+	return stored(was, spec)
+}
+
+// stored is the spec that a bucket was last written under, where spec is not.
+func stored(was, spec bucket.Spec) bucket.Spec {
+	was.MaxDebt = spec.MaxDebt
+	was.Grace = was.Capacity // the most it can be; a check cuts what is above its own
+	if was.Kind == bucket.TokenBucket {
+		was.SlowestRate = max(1, was.Rate/5) // no slower than at bucket.FloorMultiplier
 	}
-	return stored
+	return was
 }
 
 // Bucket is a client's bucket as it is stored, if it is: for tests and for looking at it.

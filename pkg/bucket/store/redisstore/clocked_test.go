@@ -34,7 +34,7 @@ type clocked struct {
 func onRedis(t testing.TB) storetest.Clocked {
 	t.Helper()
 	c := &clocked{Store: open(t, Options{Addrs: []string{redistest.Start(t).Addr}}), t: t, touched: map[string]bool{}}
-	for _, sc := range []*script{&c.check, &c.settle, &c.begin} {
+	for _, sc := range []*script{&c.check, &c.giveBack, &c.settle, &c.begin} {
 		text := strings.Replace(sc.text, lua.Clock, "local function clock() return tonumber(redis.call('GET', '"+clockKey+"')) end\n", 1)
 		if text == sc.text {
 			t.Fatal("the script has no clock to replace")

@@ -23,11 +23,16 @@ func (s *Store) checkCall(asks []*ask) *call {
 		rest   = make([]any, 0, 4*len(asks))
 	)
 	for _, a := range asks {
-		shadow := 0
-		if a.check.Shadow {
-			shadow = 1
+		rest = append(rest, a.check.Cost)
+		switch {
+		case a.check.Shadow:
+			rest = append(rest, 1)
+		case a.check.Want > 0:
+			rest = append(rest, 2, a.check.Want, a.check.Share)
+		default:
+			rest = append(rest, 0)
 		}
-		rest = append(rest, a.check.Cost, shadow, len(a.check.Limits))
+		rest = append(rest, len(a.check.Limits))
 		for _, l := range a.check.Limits {
 			keys = appendBucketKeys(keys, l.Spec.Kind, l.Scope, a.check.Client)
 			place, ok := places[l.Spec]
@@ -41,6 +46,16 @@ func (s *Store) checkCall(asks []*ask) *call {
 	}
 	args := append(make([]any, 0, 1+len(specs)+len(rest)), len(places))
 	return &call{script: s.check, keys: keys, args: append(append(args, specs...), rest...)}
+}
+
+// returnCall is the keys and arguments of return.lua.
+func returnCall(r store.Return) (keys []string, args []any) {
+	args = append(args, r.Amount)
+	for _, l := range r.Limits {
+		keys = appendBucketKeys(keys, l.Spec.Kind, l.Scope, r.Client)
+		args = append(appendSpec(args, l.Spec), l.Window, l.Gen)
+	}
+	return keys, args
 }
 
 // settleCall is the keys and arguments of settle.lua.
@@ -145,9 +160,11 @@ func decodeDecisions(c *call, asks []*ask) {
 func decodeDecision(reply []any, now int64, limits int) (store.Decision, error) {
 	a := answer{reply: reply}
 	d := store.Decision{
-		Tier:   bucket.Tier(a.int()),
-		Now:    now,
-		Limits: make([]store.LimitState, limits),
+		Tier:    bucket.Tier(a.int()),
+		Now:     now,
+		Granted: a.int(),
+		Until:   a.int(),
+		Limits:  make([]store.LimitState, limits),
 	}
 	for i := range d.Limits {
 		d.Limits[i] = store.LimitState{

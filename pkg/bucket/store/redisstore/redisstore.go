@@ -18,7 +18,7 @@ type Store struct {
 	// pinger has a connection of its own, so that a ping tells of the server and not of the pool.
 	pinger redis.UniversalClient
 
-	check, settle, begin script
+	check, giveBack, settle, begin script
 
 	// batchers gather checks, by the node they go to; "" without a cluster.
 	batchers sync.Map
@@ -47,7 +47,7 @@ func New(o Options) (*Store, error) {
 	o = o.withDefaults()
 	quiet()
 	s := &Store{timeout: o.Timeout}
-	for name, sc := range map[string]*script{"check": &s.check, "settle": &s.settle, "begin": &s.begin} {
+	for name, sc := range map[string]*script{"check": &s.check, "return": &s.giveBack, "settle": &s.settle, "begin": &s.begin} {
 		var err error
 		if *sc, err = loadScript(name); err != nil {
 			return nil, err
@@ -96,6 +96,18 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 		return store.Decision{}, fmt.Errorf("check: %w: %w", store.ErrUnavailable, ctx.Err())
 	}
 	return s.batch(ctx, c)
+}
+
+// Return implements store.Store.
+func (s *Store) Return(ctx context.Context, r store.Return) error {
+	if err := r.Validate(); err != nil {
+		return err
+	}
+	keys, args := returnCall(r)
+	if _, err := s.run(ctx, s.giveBack, keys, args); err != nil {
+		return fmt.Errorf("return: %w", err)
+	}
+	return nil
 }
 
 // batch decides c with others that go to the same node. While a cluster moves its slot, the

@@ -201,12 +201,27 @@ func (m *model) check(c store.Check, d store.Decision) error {
 	if d.Tier != tier {
 		return fmt.Errorf("%s, want %s", d.Tier, tier)
 	}
+	granted := c.Want
+	for i := range limits {
+		if c.Want > 0 {
+			granted = max(0, min(granted, (limits[i].before-c.Cost)/c.Share))
+		}
+	}
+	if tier != bucket.Green {
+		granted = 0
+	}
+	if granted > 0 {
+		granted = granted / c.Cost * c.Cost
+	}
+	if d.Granted != granted {
+		return fmt.Errorf("granted %d, want %d", d.Granted, granted)
+	}
 	for i, l := range c.Limits {
 		x, got := &limits[i], d.Limits[i]
 		var charged, grace int64
 		switch {
 		case tier == bucket.Green:
-			charged = c.Cost
+			charged = c.Cost + granted
 		case tier == bucket.Yellow && x.tier == bucket.Yellow:
 			grace = min(x.graceLeft, c.Cost)
 			charged = c.Cost - grace

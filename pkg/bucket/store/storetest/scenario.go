@@ -25,7 +25,10 @@ import (
 //	    moves the clock; -1h moves it back
 //	check <client> <cost> <scope>... -> green|yellow|red <scope>.<field>=<value>...
 //	shadow <client> <cost> <scope>... -> ...
-//	    fields: tier, remaining, grace, wait, reset ("never"), charged, grace_charged, seq, settled
+//	    fields: until and granted, and of each limit tier, remaining, grace, wait, reset ("never"), charged, grace_charged, seq, settled
+//	lease <client> <cost> <want>/<share> <scope>... -> green granted=<value> <scope>.<field>=<value>...
+//	return <client> <amount>
+//	    gives back what the client's last lease was granted
 //	settle <client> seq=1 prev=0 n=1 boot=b <scope>=<delta>[@<age>] ... -> applied <scope>.<field>=<value>...
 //	    fields: remaining, forgiven, seq. age is how long ago the charge was made. prev is the
 //	    cursor last seen where it is left out, n is seq, boot is b.
@@ -45,7 +48,7 @@ func Scenarios(t *testing.T, dir string, open func(t testing.TB) Clocked) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			sc := &scenario{store: open(t), now: Epoch, limits: map[string]bucket.Spec{}, cursors: map[int]uint64{}}
+			sc := &scenario{store: open(t), now: Epoch, limits: map[string]bucket.Spec{}, cursors: map[int]uint64{}, leases: map[string]store.Return{}}
 			sc.store.SetClock(sc.now)
 			lines := bufio.NewScanner(f)
 			for n := 1; lines.Scan(); n++ {
@@ -70,6 +73,8 @@ type scenario struct {
 	limits map[string]bucket.Spec
 	// cursors are the shards' as last seen.
 	cursors map[int]uint64
+	// leases are the clients' last.
+	leases map[string]store.Return
 }
 
 func (sc *scenario) run(t *testing.T, line string) error {
@@ -85,7 +90,25 @@ func (sc *scenario) run(t *testing.T, line string) error {
 		sc.store.SetClock(sc.now)
 		return err
 	case "check", "shadow":
-		return sc.check(t, args, verb == "shadow", expect)
+		return sc.check(t, args, store.Check{Shadow: verb == "shadow"}, expect)
+	case "lease":
+		want, share, _ := strings.Cut(args[2], "/")
+		var c store.Check
+		var err error
+		if c.Want, err = micro(want); err != nil {
+			return err
+		}
+		if c.Share, err = strconv.ParseInt(share, 10, 64); err != nil {
+			return err
+		}
+		return sc.check(t, slices.Delete(slices.Clone(args), 2, 3), c, expect)
+	case "return":
+		r := sc.leases[args[0]]
+		var err error
+		if r.Amount, err = micro(args[1]); err != nil {
+			return err
+		}
+		return sc.store.Return(t.Context(), r)
 	case "settle":
 		return sc.settle(t, args, expect)
 	case "stored":
@@ -127,12 +150,12 @@ func (sc *scenario) limit(args []string) error {
 	return l.Validate()
 }
 
-func (sc *scenario) check(t *testing.T, args []string, shadow bool, expect []string) error {
+func (sc *scenario) check(t *testing.T, args []string, c store.Check, expect []string) error {
 	cost, err := micro(args[1])
 	if err != nil {
 		return err
 	}
-	c := store.Check{Client: args[0], Cost: cost, Shadow: shadow}
+	c.Client, c.Cost = args[0], cost
 	for _, scope := range args[2:] {
 		c.Limits = append(c.Limits, store.Limit{Scope: scope, Spec: sc.limits[scope]})
 	}
@@ -143,8 +166,10 @@ func (sc *scenario) check(t *testing.T, args []string, shadow bool, expect []str
 	if d.Now != sc.now {
 		return fmt.Errorf("decided at %d, the clock says %d", d.Now, sc.now)
 	}
-	got := map[string]string{}
+	got := map[string]string{"granted": amount(d.Granted), "until": wait(d.Until)}
+	lease := store.Return{Client: c.Client}
 	for i, l := range d.Limits {
+		lease.Limits = append(lease.Limits, store.Returned{Limit: c.Limits[i], Window: l.Window, Gen: l.Gen})
 		for field, value := range map[string]string{
 			"tier":          l.Tier.String(),
 			"remaining":     amount(l.Remaining),
@@ -158,6 +183,9 @@ func (sc *scenario) check(t *testing.T, args []string, shadow bool, expect []str
 		} {
 			got[args[2+i]+"."+field] = value
 		}
+	}
+	if d.Granted > 0 {
+		sc.leases[c.Client] = lease
 	}
 	return compare(d.Tier.String(), got, expect)
 }

@@ -61,8 +61,9 @@ type sequence struct {
 	clients []string
 	limits  []store.Limit
 	cursor  uint64
-	charged []store.Item // recent charges, to settle
-	wait    int64        // of a limit that refused last
+	charged []store.Item   // recent charges, to settle
+	granted []store.Return // not yet given back
+	wait    int64          // of a limit that refused last, or of the whole answer
 	recent  []event
 }
 
@@ -137,6 +138,8 @@ func (s *sequence) step(t testing.TB) error {
 		return nil
 	case 1, 2, 3, 4, 5, 6:
 		return s.settle(t)
+	case 7, 8:
+		return s.giveBack(t)
 	default:
 		if s.IntN(3) > 0 {
 			if err := s.move(); err != nil {
@@ -195,6 +198,10 @@ func (s *sequence) check(t testing.TB) error {
 		for _, i := range pick(s, []int{0}, []int{0, 1, 2}, []int{2, 1}, []int{1, 0}) {
 			c.Limits = append(c.Limits, s.limits[i])
 		}
+		if c.Cost > 0 && !c.Shadow && s.IntN(2) == 0 {
+			c.Want = min(pick(s, 1, c.Cost, 10*one, 3*c.Cost+1, bucket.MaxMicro), bucket.MaxMicro)
+			c.Share = pick[int64](s, 1, 2, 3, 8)
+		}
 		s.note("check %+v", c)
 		checks[i] = c
 	}
@@ -249,6 +256,9 @@ func (s *sequence) decide(t testing.TB, c store.Check, decision func(t testing.T
 	for i, l := range c.Limits {
 		got := first.Limits[i]
 		s.wait = max(s.wait, got.Wait)
+		if first.Until > 0 && s.IntN(2) == 0 {
+			s.wait = first.Until
+		}
 		if got.Charged > 0 {
 			s.charged = append(s.charged, store.Item{Client: c.Client, Scope: l.Scope, Spec: l.Spec, Window: got.Window, Time: first.Now})
 		}
@@ -258,6 +268,14 @@ func (s *sequence) decide(t testing.TB, c store.Check, decision func(t testing.T
 		}
 	}
 	s.charged = s.charged[max(0, len(s.charged)-8):]
+	if first.Granted > 0 {
+		r := store.Return{Client: c.Client, Amount: first.Granted}
+		for i, l := range c.Limits {
+			r.Limits = append(r.Limits, store.Returned{Limit: l, Window: first.Limits[i].Window, Gen: first.Limits[i].Gen})
+		}
+		s.granted = append(s.granted, r)
+		s.granted = s.granted[max(0, len(s.granted)-8):]
+	}
 	if !switched {
 		return s.model.check(c, first)
 	}
@@ -281,6 +299,61 @@ func (s *sequence) decide(t testing.TB, c store.Check, decision func(t testing.T
 		}
 	}
 	return nil
+}
+
+// giveBack returns some grant, the whole of it or a part.
+func (s *sequence) giveBack(t testing.TB) error {
+	if len(s.granted) == 0 {
+		return nil
+	}
+	r := pick(s, s.granted...)
+	r.Amount = pick(s, r.Amount, r.Amount, 1, (r.Amount+1)/2)
+	s.note("return %+v", r)
+	ids := s.ids(r.Client)
+	before := s.stores[0].Stored(ids...)
+	for _, st := range s.stores {
+		if err := st.Return(t.Context(), r); err != nil {
+			return err
+		}
+	}
+	after, err := s.same(ids)
+	if err != nil {
+		return err
+	}
+	for _, l := range r.Limits {
+		k := modelKey{r.Client, l.Scope}
+		at := find(ids, before, k)
+		if at >= 0 && ids[at].Kind == l.Spec.Kind && before[at].is(l) {
+			// As a refund is judged, under what the bucket was last cut and refilled by.
+			spec := s.model.buckets[k].spec
+			peek := store.Check{Client: r.Client, Limits: []store.Limit{{Scope: l.Scope, Spec: spec}}}
+			d, err := s.stores[0].Check(t.Context(), peek)
+			if err != nil {
+				return err
+			}
+			it := store.Item{Client: r.Client, Scope: l.Scope, Spec: spec, Delta: -r.Amount, Window: l.Window, Time: s.now}
+			if err := s.model.settle(it, store.ItemState{Remaining: d.Limits[0].Remaining}, s.now); err != nil {
+				return fmt.Errorf("returned: %w", err)
+			}
+			if err := s.model.adopt(k, spec, after[at].Fields); err != nil {
+				return err
+			}
+		} else if at >= 0 && !reflect.DeepEqual(before[at], after[at]) {
+			return fmt.Errorf("%v took what it was not charged: %v, before %v", k, after[at], before[at])
+		} else if now := find(ids, after, k); at < 0 && now >= 0 {
+			return fmt.Errorf("%v was made by a return", k)
+		}
+	}
+	return nil
+}
+
+// is reports whether the hash is of the bucket that l was charged to, and not cut since.
+func (h Hash) is(l store.Returned) bool {
+	field := func(name string) int64 {
+		n, _ := strconv.ParseInt(h.Fields[name], 10, 64)
+		return n
+	}
+	return field("gen") == l.Gen && field("window") == l.Spec.Window && field("cap") >= l.Spec.Capacity
 }
 
 func (s *sequence) settle(t testing.TB) error {
