@@ -482,14 +482,8 @@ func (j *journal) pop() {
 	seg.read += size
 	seg.items -= r.items
 	j.bytes -= size
-	switch {
-	case seg.read < seg.written:
-	case len(j.segments) > 1:
-		j.drop(seg)
-	default:
-		if err := seg.file.Truncate(0); err == nil {
-			seg.read, seg.written = 0, 0
-		}
+	if seg.read == seg.written && len(j.segments) == 1 && seg.file.Truncate(0) == nil {
+		seg.read, seg.written = 0, 0
 	}
 }
 

@@ -155,6 +155,31 @@ func TestSpoolIsAdopted(t *testing.T) {
 	}
 }
 
+// Several processes died in a row: what each left is published in the order of their lives.
+func TestSpoolKeepsTheOrderOfProcesses(t *testing.T) {
+	t.Parallel()
+	b := bustest.Start(t).Bus(t)
+	provision(t, b, idStream())
+	dir := t.TempDir()
+	for i, name := range []string{"c", "a", "b"} {
+		other := t.TempDir()
+		o := newOutbox(t, b, spooled(other, named(name)))
+		o.Add(i)
+		o.Seal()
+		if err := os.CopyFS(dir, os.DirFS(other)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := newOutbox(t, b, spooled(dir, named("next")))
+	start(t, o)
+	bustest.Await(t, "all to be published", func() bool { return o.Stats().Published == 3 })
+	for i, m := range stored(t, b, "TINY") {
+		if want := []string{"c-1", "a-1", "b-1"}[i]; m.Header["Nats-Msg-Id"][0] != want {
+			t.Errorf("message %d is %s, want %s", i+1, m.Header["Nats-Msg-Id"][0], want)
+		}
+	}
+}
+
 // What a living process holds is left alone, and so is what can't be read; a batch that was
 // being written when its process died is left out.
 func TestSpoolLeavesOthersAlone(t *testing.T) {
@@ -179,6 +204,15 @@ func TestSpoolLeavesOthersAlone(t *testing.T) {
 	if err := os.Truncate(log, info.Size()-3); err != nil {
 		t.Fatal(err)
 	}
+	damaged := killed(t, dir)
+	data, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[50] ^= 1 // in the first batch
+	if err := os.WriteFile(filepath.Join(damaged, "alive", "00000000.log"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Mkdir(filepath.Join(torn, "strange"), 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -192,6 +226,9 @@ func TestSpoolLeavesOthersAlone(t *testing.T) {
 	}
 	if o := newOutbox(t, b, spooled(torn, named("next"))); o.Stats().Queued != 10 {
 		t.Errorf("adopted %d items, want the whole batch of 10", o.Stats().Queued)
+	}
+	if o := newOutbox(t, b, spooled(damaged, named("next"))); o.Stats().Queued != 0 {
+		t.Errorf("adopted %d items that are damaged", o.Stats().Queued)
 	}
 	if _, err := os.Stat(strange); err != nil {
 		t.Error(err)
