@@ -44,7 +44,7 @@ var (
 			},
 			{
 				ID: "01JDX0M5", Time: 1764460800123999, Client: "ip:192.0.2.1", Route: "fail", Upstream: "sample", Config: 7,
-				Outcome: events.OutcomeUnreached,
+				Outcome: events.OutcomeUnreached, Refund: true,
 			},
 		},
 	}

@@ -50,6 +50,9 @@ type Response struct {
 	Latency  int64   `json:"latency"`
 	Duration int64   `json:"duration"`
 	Outcome  Outcome `json:"outcome"`
+	// Refund says that nothing is owed: what was charged goes back. The route chooses for which
+	// requests without an answer.
+	Refund bool `json:"refund,omitempty"`
 }
 
 // Charge is what one bucket paid on admission.

@@ -89,6 +89,7 @@ func (p Policy) compileRoute(name string, r Route) *Rules {
 		MaxBodyBytes:      r.MaxBodyBytes,
 		LeaseSize:         *cmp.Or(r.LeaseSize, p.LeaseSize) * bucket.One,
 		LeaseTTL:          millionths(cmp.Or(r.LeaseSeconds, p.LeaseSeconds)),
+		refund:            r.Refund,
 		Fallback:          r.Fallback,
 		Degrade:           r.Degrade,
 		MaxStale:          time.Duration(r.MaxStaleSeconds) * time.Second,

@@ -68,7 +68,7 @@ users:
 		}},
 		Routes: map[string]policy.Route{"r": {
 			Path: "/r", Upstream: "u", Host: "api.example.com", Quota: policy.Quota{Capacity: 5, RefillRate: 0.5},
-			Cost: new(1.0), MaxCost: 1_000_000, MaxBodyBytes: 64 << 20,
+			Cost: new(1.0), MaxCost: 1_000_000, MaxBodyBytes: 64 << 20, Refund: []policy.Refund{policy.RefundUnreached},
 			Fallback: policy.FallbackLocal, Degrade: policy.DegradeDefer, MaxStaleSeconds: 3600,
 			DeferMethods: []string{"GET", "HEAD", "OPTIONS", "PUT", "DELETE"}, Headers: []policy.HeaderFamily{policy.RateLimitHeaders},
 			CORS: &policy.CORS{
@@ -161,6 +161,8 @@ func TestParseRefuses(t *testing.T) {
 		"endless staleness":            {route("max_stale_seconds: 1000000"), "routes.r.max_stale_seconds", "from 1 to 604800"},
 		"nothing deferred":             {route("defer_methods: []"), "routes.r.defer_methods", "set degrade: off"},
 		"odd deferred method":          {route("defer_methods: [GET, post]"), "routes.r.defer_methods[1]", "must be an HTTP method in capitals"},
+		"odd refund":                   {route("refund: [reset, never]"), "routes.r.refund[1]", "must be unreached, reset or timeout, not never"},
+		"refund twice":                 {route("refund: [reset, reset]"), "routes.r.refund[1]", "there twice"},
 		"no headers":                   {route("headers: []"), "routes.r.headers", "is empty; name ratelimit, x-ratelimit or ietf"},
 		"odd headers":                  {route("headers: [ratelimit, draft-3]"), "routes.r.headers[1]", "must be ratelimit, x-ratelimit or ietf, not draft-3"},
 		"headers twice":                {route("headers: [ietf, ietf]"), "routes.r.headers[1]", "there twice"},

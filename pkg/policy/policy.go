@@ -96,6 +96,8 @@ type Route struct {
 	ExposeComputeCost bool `json:"expose_compute_cost,omitempty"`
 	// MaxBodyBytes bounds the request's body (413 above); default 64 MiB.
 	MaxBodyBytes int64 `json:"max_body_bytes,omitempty"`
+	// Refund names the ends without an answer whose charge goes back; default RefundUnreached alone; empty: none.
+	Refund []Refund `json:"refund,omitzero"`
 	// Fallback is how requests are decided while the shared store is away; default FallbackLocal.
 	Fallback Fallback `json:"fallback,omitempty"`
 	// Degrade is how a request over the limit that grace pays for is answered; default DegradeDefer.
@@ -109,6 +111,18 @@ type Route struct {
 	// CORS lets pages of other origins call the route; nil: the upstream answers for that.
 	CORS *CORS `json:"cors,omitempty"`
 }
+
+// Refund is an end of a request, without a byte of an answer, for which the client need not pay.
+type Refund string
+
+const (
+	// RefundUnreached: no byte reached the upstream (refused, unresolved, dial timeout).
+	RefundUnreached Refund = "unreached"
+	// RefundReset: the upstream broke off; it may have done the work.
+	RefundReset Refund = "reset"
+	// RefundTimeout: the upstream did not answer in time; it may have done the work.
+	RefundTimeout Refund = "timeout"
+)
 
 // Fallback is how a route goes on without the shared store.
 type Fallback string

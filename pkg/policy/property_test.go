@@ -77,6 +77,7 @@ func policies(t *rapid.T) policy.Policy {
 			Headers:       rapid.SampledFrom([][]policy.HeaderFamily{nil, {policy.IETFHeaders}, {policy.XRateLimitHeaders, policy.RateLimitHeaders}}).Draw(t, "headers"),
 			Fallback:      rapid.SampledFrom([]policy.Fallback{"", policy.FallbackLocal, policy.FallbackOpen, policy.FallbackClosed}).Draw(t, "fallback"),
 			Degrade:       rapid.SampledFrom([]policy.Degrade{"", policy.DegradeCache, policy.DegradeDefer, policy.DegradeOff}).Draw(t, "degrade"),
+			Refund:        rapid.SampledFrom([][]policy.Refund{nil, {}, {policy.RefundTimeout}, {policy.RefundReset, policy.RefundUnreached}}).Draw(t, "refund"),
 			DeferMethods:  rapid.SampledFrom([][]string{nil, {"POST"}}).Draw(t, "defer methods"),
 			CORS: rapid.SampledFrom([]*policy.CORS{
 				nil, {AllowedOrigins: []string{"*"}},

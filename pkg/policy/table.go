@@ -22,6 +22,7 @@ type Rules struct {
 	MaxBodyBytes                 int64
 	// LeaseSize is in micro-tokens, 0: no leases; LeaseTTL in microseconds.
 	LeaseSize, LeaseTTL int64
+	refund              []Refund
 	Fallback            Fallback
 	Degrade             Degrade
 	// MaxStale bounds how long after its freshness a stored answer may be given out.
@@ -38,6 +39,9 @@ type Rules struct {
 
 // Defers reports whether a request of this method may run later.
 func (r *Rules) Defers(method string) bool { return slices.Contains(r.deferMethods, method) }
+
+// Refunds reports whether a request that ended so, without a byte of an answer, is paid back.
+func (r *Rules) Refunds(end Refund) bool { return slices.Contains(r.refund, end) }
 
 // ScopedLimit is one limit of a client and the bucket it is kept in.
 type ScopedLimit struct {

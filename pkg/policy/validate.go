@@ -30,6 +30,7 @@ const (
 )
 
 var (
+	defaultRefund  = []Refund{RefundUnreached}
 	defaultHeaders = []HeaderFamily{RateLimitHeaders}
 	// Idempotent by RFC 9110; TRACE is for nobody to repeat.
 	defaultDeferMethods = []string{"GET", "HEAD", "OPTIONS", "PUT", "DELETE"}
@@ -81,6 +82,9 @@ func (p Policy) withDefaults() Policy {
 		}
 		if len(r.Users) == 0 {
 			r.Users = nil
+		}
+		if r.Refund == nil {
+			r.Refund = slices.Clone(defaultRefund)
 		}
 		orElse(&r.Fallback, FallbackLocal)
 		orElse(&r.Degrade, DegradeDefer)
@@ -374,6 +378,14 @@ func (v *validator) route(at string, r Route) {
 	}
 	if *r.Cost > r.MaxCost {
 		v.errs.add(join(at, "cost"), 0, "%s must not be above max_cost, %s", decimal(*r.Cost), decimal(r.MaxCost))
+	}
+	for i, end := range r.Refund {
+		switch {
+		case end != RefundUnreached && end != RefundReset && end != RefundTimeout:
+			v.errs.add(index(join(at, "refund"), i), 0, "must be unreached, reset or timeout, not %s", shorten(string(end)))
+		case slices.Contains(r.Refund[:i], end):
+			v.errs.add(index(join(at, "refund"), i), 0, "%s is there twice", end)
+		}
 	}
 	v.headers(join(at, "headers"), r.Headers)
 	if r.CORS != nil {

@@ -15,7 +15,7 @@ const (
 	byHeader  basis = "header"  // X-Compute-Cost
 	byLatency basis = "latency" // the route's price for a second of upstream time
 	byBase    basis = "base"    // what was charged on admission
-	byRefund  basis = "refund"  // the upstream was never reached: nothing is owed
+	byRefund  basis = "refund"  // no answer came, and the route gives back for that: nothing is owed
 )
 
 // flaw says why an X-Compute-Cost was not believed.
@@ -31,7 +31,7 @@ const (
 // the upstream's word if it can be believed, else the time it took, else the base.
 // A status of 5xx changes nothing: the upstream worked for it.
 func realCost(e events.Response) (int64, basis, flaw) {
-	if e.Outcome == events.OutcomeUnreached {
+	if e.Refund {
 		return 0, byRefund, flawNone
 	}
 	limit := int64(bucket.MaxMicro)
@@ -107,7 +107,7 @@ func latencyCost(rate, duration int64) int64 {
 // refund can't exceed what was taken. A local charge took nothing from the store.
 func delta(e events.Response, c events.Charge, real int64) int64 {
 	owed := max(0, c.Amount+real-e.Base)
-	if e.Outcome == events.OutcomeUnreached {
+	if e.Refund {
 		owed = 0
 	}
 	taken := c.Amount

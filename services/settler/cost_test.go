@@ -52,7 +52,11 @@ func TestRealCost(t *testing.T) {
 		{"5xx pays the base", with(func(e *events.Response) { e.Status = 503 }), one, byBase, flawNone},
 		{"timeout pays", with(func(e *events.Response) { e.Outcome, e.Status = events.OutcomeTimeout, 0 }), one, byBase, flawNone},
 		{"abort pays what was used", with(func(e *events.Response) { e.Outcome, e.LatencyRate = events.OutcomeAborted, 4*one }), 10 * one, byLatency, flawNone},
-		{"unreached pays nothing", with(func(e *events.Response) { e.Outcome, e.ComputeCost, e.LatencyRate = events.OutcomeUnreached, "7", one }), 0, byRefund, flawNone},
+		{"unreached pays where its route keeps", with(func(e *events.Response) { e.Outcome, e.Status = events.OutcomeUnreached, 0 }), one, byBase, flawNone},
+		{"timeout pays nothing where its route refunds", with(func(e *events.Response) { e.Outcome, e.Refund = events.OutcomeTimeout, true }), 0, byRefund, flawNone},
+		{"unreached pays nothing", with(func(e *events.Response) {
+			e.Outcome, e.Refund, e.ComputeCost, e.LatencyRate = events.OutcomeUnreached, true, "7", one
+		}), 0, byRefund, flawNone},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -142,7 +146,7 @@ func TestDelta(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			e := events.Response{Base: c.base, Outcome: c.outcome}
+			e := events.Response{Base: c.base, Outcome: c.outcome, Refund: c.outcome == events.OutcomeUnreached}
 			if got := delta(e, events.Charge{Amount: c.amount, How: c.how}, c.real); got != c.want {
 				t.Errorf("got %d, want %d", got, c.want)
 			}
@@ -237,6 +241,7 @@ func TestFoldProperty(t *testing.T) {
 				Outcome: rapid.SampledFrom([]events.Outcome{events.OutcomeOK, events.OutcomeUnreached,
 					events.OutcomeAborted}).Draw(t, "outcome"),
 				ComputeCost: rapid.SampledFrom([]string{"", "0", "3.25", "x", "900"}).Draw(t, "cost"),
+				Refund:      rapid.Bool().Draw(t, "refund"),
 			}
 			real, _, _ := realCost(e)
 			for range rapid.IntRange(0, 2).Draw(t, "charges") {

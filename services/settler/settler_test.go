@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -76,6 +77,7 @@ func TestDeltasReachBuckets(t *testing.T) {
 		{"-5", events.HowRedis, events.OutcomeOK, 0},
 		{"1e309", events.HowRedis, events.OutcomeOK, 0},
 		{"1001", events.HowRedis, events.OutcomeOK, 0},
+		{"", events.HowRedis, events.OutcomeTimeout, 0},
 		{"", events.HowRedis, events.OutcomeAborted, 0},
 		{"6", events.HowRedis, events.OutcomeAborted, 1},
 	} {
@@ -86,7 +88,7 @@ func TestDeltasReachBuckets(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := event(fmt.Sprint(k), name, c.cost)
-		e.Base, e.Outcome = 5*one, c.outcome
+		e.Base, e.Outcome, e.Refund = 5*one, c.outcome, c.outcome == events.OutcomeUnreached
 		for j := range e.Charges {
 			e.Charges[j].Amount, e.Charges[j].How = 5*one, c.how
 		}
@@ -100,6 +102,40 @@ func TestDeltasReachBuckets(t *testing.T) {
 	}
 	if got := i.metric(t, "invalid_costs_total", "above_max"); got != 1 {
 		t.Errorf("%v costs above the maximum counted, want 1", got)
+	}
+}
+
+// The settler was away for an hour of a client that overspends. What it then takes at once stops at
+// max_debt, so that the client waits for that and not for the hour; the rest is forgiven, and counted.
+// Who spent less pays all of it.
+func TestMaxDebtAfterAnHourWithoutSettler(t *testing.T) {
+	t.Parallel()
+	b := bustest.Start(t).Provisioned(t)
+	s := memstore.New(nil)
+	first := start(t, b, s, fast())
+	settled(t, first)
+	first.stop()
+	p := newPublisher(t, b, "boot", model{})
+	const spends, modest = "user:spends", "user:modest"
+	for range 36 { // an event a second
+		var list []events.Response
+		for k := range 100 {
+			list = append(list, event(fmt.Sprint(p.n, k), spends, "20"))
+		}
+		list = append(list, event(fmt.Sprint(p.n), modest, "3"))
+		p.publish(p.encode(list...), p.id())
+	}
+	i := start(t, b, s, fast())
+	i.flush(t)
+	for _, spec := range specs {
+		if spec.MaxDebt != 10*capacity {
+			t.Fatalf("the test wants a bound of %d", 10*capacity)
+		}
+	}
+	model{spends: capacity + 10*capacity, modest: 36 * 3 * one}.check(t, s)
+	forgiven := 2 * float64(3600*20-11*1000) // by the route's bucket and the day
+	if got := i.metric(t, "forgiven_tokens_total"); math.Abs(got-forgiven) > 1 {
+		t.Errorf("%v tokens forgiven, want %v", got, forgiven)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/aegisrate/aegisrate/pkg/bucket"
 	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/policy"
 )
 
 // Facts is how a forwarded request ended.
@@ -18,6 +19,8 @@ type Facts struct {
 	// Latency is the time to the response head, Duration to the last byte.
 	Latency, Duration time.Duration
 	Outcome           events.Outcome
+	// Unanswered: no byte of an answer came from the upstream.
+	Unanswered bool
 }
 
 // Record is a finished request on its way to the event log. Its charges number Specs;
@@ -42,6 +45,9 @@ func (d *Decision) record(f Facts) Record {
 		Duration:    f.Duration.Microseconds(),
 		Outcome:     f.Outcome,
 	}}
+	if f.Unanswered {
+		r.Response.Refund = d.Route.Refunds(policy.Refund(f.Outcome))
+	}
 	if d.Upstream.TrustComputeCost {
 		r.Response.ComputeCost = f.ComputeCost
 	}

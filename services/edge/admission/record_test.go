@@ -11,6 +11,38 @@ import (
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
+// The route chooses which requests without an answer are paid back.
+func TestRefunds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, doc(`
+  usual: {path: /usual, upstream: up, capacity: 5, refill_rate: 1}
+  all: {path: /all, upstream: up, capacity: 5, refill_rate: 1, refund: [unreached, reset, timeout]}
+  none: {path: /none, upstream: up, capacity: 5, refill_rate: 1, refund: []}`))
+	for _, c := range []struct {
+		path       string
+		outcome    events.Outcome
+		unanswered bool
+		want       bool
+	}{
+		{"/usual", events.OutcomeUnreached, true, true},
+		{"/usual", events.OutcomeReset, true, false},
+		{"/usual", events.OutcomeTimeout, true, false},
+		{"/usual", events.OutcomeAborted, true, false},
+		{"/all", events.OutcomeUnreached, true, true},
+		{"/all", events.OutcomeReset, true, true},
+		{"/all", events.OutcomeReset, false, false}, // in the middle of the answer
+		{"/all", events.OutcomeTimeout, true, true},
+		{"/all", events.OutcomeAborted, true, false},
+		{"/none", events.OutcomeUnreached, true, false},
+	} {
+		r.records = nil
+		r.Finish(r.ask(c.path, "alice"), admission.Facts{ID: "id", Outcome: c.outcome, Unanswered: c.unanswered})
+		if got := r.records[0].Response.Refund; got != c.want {
+			t.Errorf("%s, %s, unanswered %v: refund %v, want %v", c.path, c.outcome, c.unanswered, got, c.want)
+		}
+	}
+}
+
 // A batch names each spec once, and encodes the same when it is encoded again.
 func TestEncodeBatch(t *testing.T) {
 	t.Parallel()

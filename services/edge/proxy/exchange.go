@@ -250,6 +250,7 @@ func (x *exchange) finish() {
 		Latency:     x.latency,
 		Duration:    duration,
 		Outcome:     outcome,
+		Unanswered:  x.failure != "",
 	})
 }
 

@@ -427,7 +427,7 @@ func TestUpstreamFails(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			doc := policyFor(test.url(t), "capacity: 5", "refill_rate: 1")
+			doc := policyFor(test.url(t), "capacity: 5", "refill_rate: 1", "refund: [unreached, reset]")
 			r := newRig(t, rigConfig{policy: strings.Replace(doc, "timeout_seconds: 5", "timeout_seconds: "+test.timeout, 1)})
 			res, body := r.get("/api")
 			problemOf(t, res, body, test.status)
@@ -437,7 +437,7 @@ func TestUpstreamFails(t *testing.T) {
 			if strings.Contains(body, "127.0.0.1") || strings.Contains(body, "nobody.invalid") {
 				t.Errorf("the answer tells of the inside: %s", body)
 			}
-			if e := r.event(); e.Outcome != test.outcome || e.Status != 0 || len(e.Charges) != 1 {
+			if e := r.event(); e.Outcome != test.outcome || e.Status != 0 || len(e.Charges) != 1 || e.Refund != (e.Outcome != events.OutcomeTimeout) {
 				t.Errorf("event %+v, want %s", e, test.outcome)
 			}
 			r.noEvent()
