@@ -13,8 +13,8 @@ import (
 const (
 	// inFlight bounds the pipelines under way to one node: while one is being answered, the next goes out.
 	inFlight = 2
-	// maxBatch bounds the checks of one pipeline, and how long one script call can take.
-	maxBatch = 128
+	// maxBatch bounds the limits that one pipeline decides, and so how long Redis is busy with it.
+	maxBatch = 64
 )
 
 // batcher gathers concurrent checks that go to one node. One that finds a pipeline
@@ -86,7 +86,11 @@ func (b *batcher) leave(c *ask) bool {
 // behind a server that stalls, is not sent any more.
 func (b *batcher) lead(c *ask) {
 	b.mu.Lock()
-	n := min(len(b.waiting), maxBatch-1)
+	n, limits := 0, len(c.check.Limits)
+	for n < len(b.waiting) && limits+len(b.waiting[n].check.Limits) <= maxBatch {
+		limits += len(b.waiting[n].check.Limits)
+		n++
+	}
 	batch := append([]*ask{c}, b.waiting[:n]...)
 	b.waiting = slices.Delete(b.waiting, 0, n)
 	b.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -185,6 +186,41 @@ func TestWaitForTurnEndsWithContext(t *testing.T) {
 	wg.Wait()
 	if b.running != 0 || len(b.waiting) != 0 {
 		t.Errorf("%d running, %d waiting at the end", b.running, len(b.waiting))
+	}
+}
+
+// However many wait, a batch has no more limits than Redis decides well within the timeout; none is left behind.
+func TestBatchIsBounded(t *testing.T) {
+	t.Parallel()
+	const callers = 50
+	release := make(chan struct{})
+	sent := make(chan int, callers)
+	b := &batcher{patience: time.Minute, send: func(calls []*ask) { sent <- len(calls); <-release }}
+	three := store.Check{Limits: make([]store.Limit, 3)}
+	var wg sync.WaitGroup
+	for range inFlight {
+		wg.Go(func() { b.do(context.Background(), &ask{check: three}) })
+		<-sent
+	}
+	for range callers {
+		wg.Go(func() { b.do(context.Background(), &ask{check: three}) })
+	}
+	eventually(t, "all others to wait", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.waiting) == callers
+	})
+	close(release)
+	wg.Wait()
+	close(sent)
+	var sizes []int
+	left := callers
+	for n := range sent {
+		sizes = append(sizes, n)
+		left -= n
+	}
+	if slices.Max(sizes) != maxBatch/3 || left != 0 {
+		t.Errorf("batches of %v, %d not sent", sizes, left)
 	}
 }
 
