@@ -391,8 +391,13 @@ func TestOutOfMemory(t *testing.T) {
 		if err != nil || d.Limits[0].Seq != 2 || d.Limits[0].Remaining/bucket.One != 3 {
 			t.Errorf("%s that is there: %+v, %v", spec.Kind, d, err)
 		}
-		if _, err := s.Check(t.Context(), check("new")); !errors.Is(err, store.ErrFull) {
-			t.Errorf("new %s: %v", spec.Kind, err)
+		asks := []*ask{{check: check("new")}, {check: check("known")}} // in one call
+		s.decide(asks)
+		if !errors.Is(asks[0].err, store.ErrFull) {
+			t.Errorf("new %s: %v", spec.Kind, asks[0].err)
+		}
+		if d := asks[1].decision; asks[1].err != nil || d.Limits[0].Seq != 3 {
+			t.Errorf("%s that is there, beside a new one: %+v, %v", spec.Kind, d, asks[1].err)
 		}
 		if n := r.Client.Exists(t.Context(), bucketKey(spec.Kind, check("").Limits[0].Scope, "new")).Val(); n != 0 {
 			t.Errorf("new %s was written", spec.Kind)
