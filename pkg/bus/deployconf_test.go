@@ -418,9 +418,11 @@ func TestDeployDeferred(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	go edge.Work(ctx, bus.WorkConfig{Stream: events.StreamDeferred, Consumer: "edge", AtOnce: 1, Life: time.Minute}, func(j bus.Job) {
-		if err := j.Done(); err != nil {
-			t.Error(err)
+	go edge.Work(ctx, bus.WorkConfig{Stream: events.StreamDeferred, Consumer: "edge", AtOnce: 1, Life: time.Minute}, func(j bus.Job) func() {
+		return func() {
+			if err := j.Done(); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 	bustest.Await(t, "the job", func() bool {

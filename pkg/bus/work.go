@@ -48,10 +48,10 @@ func (j Job) said(err error) error {
 	return nil
 }
 
-// Work hands the jobs of a work queue to fn. A job is with one caller, until that one falls silent. Work goes on
-// over reconnects, server restarts and while the stream is missing, and returns when ctx has ended and every fn
-// has returned.
-func (b *Bus) Work(ctx context.Context, cfg WorkConfig, fn func(Job)) {
+// Work hands the jobs of a work queue to fn, one at a time in the order of the queue, and runs what fn returns,
+// many at once. A job is with one caller, until that one falls silent. Work goes on over reconnects, server
+// restarts and while the stream is missing, and returns when ctx has ended and everything has run.
+func (b *Bus) Work(ctx context.Context, cfg WorkConfig, fn func(Job) (do func())) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	slots := make(chan struct{}, cfg.AtOnce)
@@ -61,9 +61,10 @@ func (b *Bus) Work(ctx context.Context, cfg WorkConfig, fn func(Job)) {
 		connect := b.nextConnect()
 		err := b.workSession(ctx, cfg, slots, func(j Job) {
 			wait.reset()
+			do := fn(j)
 			running.Go(func() {
 				defer func() { <-slots }()
-				fn(j)
+				do()
 			})
 		})
 		if ctx.Err() != nil {

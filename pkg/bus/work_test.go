@@ -50,7 +50,9 @@ func work(t *testing.T, b *bus.Bus, life time.Duration, fn func(bus.Job)) (stop 
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		b.Work(ctx, bus.WorkConfig{Stream: events.StreamDeferred, Consumer: "test", AtOnce: 4, Life: life}, fn)
+		b.Work(ctx, bus.WorkConfig{Stream: events.StreamDeferred, Consumer: "test", AtOnce: 4, Life: life}, func(j bus.Job) func() {
+			return func() { fn(j) }
+		})
 	}()
 	stop = func() { cancel(); <-over }
 	t.Cleanup(stop)

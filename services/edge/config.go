@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -33,6 +34,7 @@ type Config struct {
 	MaxQueued      int            `name:"max-queued" env:"AEGIS_EDGE_MAX_QUEUED" default:"100000" help:"Finished requests that may wait for NATS in memory, where the spool has no room for them; what exceeds it is lost, counted and alarmed."`
 	SpoolBytes     int64          `name:"spool-bytes" env:"AEGIS_EDGE_SPOOL_BYTES" default:"268435456" help:"Bound of what waits for NATS on disk, in the data directory, in bytes; 0: nothing is kept there."`
 	CacheBytes     int64          `name:"cache-bytes" env:"AEGIS_EDGE_CACHE_BYTES" default:"67108864" help:"Bound of the stored answers that yellow requests get on routes with degrade: cache, in bytes; 0: none are stored."`
+	SecretFile     string         `name:"secret-file" env:"AEGIS_EDGE_SECRET_FILE" type:"path" help:"File with a secret, the same for every edge, that encrypts deferred requests and their answers in NATS; default: only the permissions of NATS keep them."`
 	DrainWait      time.Duration  `name:"drain-wait" env:"AEGIS_EDGE_DRAIN_WAIT" default:"0s" help:"On shutdown, how long to serve on while not ready, so that load balancers turn away."`
 	DrainTimeout   time.Duration  `name:"drain-timeout" env:"AEGIS_EDGE_DRAIN_TIMEOUT" default:"15s" help:"On shutdown, how long requests under way may take."`
 	FlushTimeout   time.Duration  `name:"flush-timeout" env:"AEGIS_EDGE_FLUSH_TIMEOUT" default:"5s" help:"On shutdown, how long to try publishing what is queued."`
@@ -120,7 +122,22 @@ func idOf(host string) string {
 	return string(id[:min(len(id), 63)])
 }
 
+// secret is what SecretFile holds, nil without one.
+func (c Config) secret() ([]byte, error) {
+	if c.SecretFile == "" {
+		return nil, nil
+	}
+	secret, err := os.ReadFile(c.SecretFile)
+	if err != nil {
+		return nil, fmt.Errorf("secret-file: %w", err)
+	}
+	if secret = bytes.TrimSpace(secret); len(secret) < 16 {
+		return nil, errors.New("secret-file: it has less than 16 bytes")
+	}
+	return secret, nil
+}
+
 // StopTimeout bounds how long Run takes after its context ends.
 func (c Config) StopTimeout() time.Duration {
-	return c.DrainWait + c.DrainTimeout + c.FlushTimeout + 4*closeTimeout
+	return c.DrainWait + c.DrainTimeout + c.FlushTimeout + 6*closeTimeout
 }

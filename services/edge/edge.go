@@ -23,6 +23,7 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/lifecycle"
 	"github.com/aegisrate/aegisrate/pkg/telemetry"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
+	"github.com/aegisrate/aegisrate/services/edge/deferral"
 	"github.com/aegisrate/aegisrate/services/edge/proxy"
 )
 
@@ -46,6 +47,7 @@ type Service struct {
 	engine   *admission.Engine
 	outbox   *bus.Outbox[admission.Record]
 	handler  *proxy.Handler
+	deferred *deferral.Queue
 	policies *policyFeed
 	health   healthFeed
 	clients  *directory
@@ -114,7 +116,17 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err := s.policies.load(); err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
-	s.handler = proxy.New(proxy.Options{Engine: s.engine, AccessLog: cfg.AccessLog, BodyTimeout: cfg.BodyTimeout, CacheBytes: cfg.CacheBytes, Log: s.log, Registry: deps.Registry})
+	secret, err := cfg.secret()
+	if err == nil {
+		s.deferred, err = deferral.New(deferral.Config{Bus: deps.Bus, Secret: secret, Log: s.log})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("edge: %w", err)
+	}
+	s.handler = proxy.New(proxy.Options{
+		Engine: s.engine, AccessLog: cfg.AccessLog, BodyTimeout: cfg.BodyTimeout, CacheBytes: cfg.CacheBytes, Deferrals: s.deferred,
+		Log: s.log, Registry: deps.Registry,
+	})
 	if cfg.TLSCertFile != "" {
 		if s.cert, err = newCertificate(cfg.TLSCertFile, cfg.TLSKeyFile, s.log); err != nil {
 			return nil, fmt.Errorf("edge: %w", err)
@@ -149,8 +161,12 @@ func (s *Service) Run(ctx context.Context) error {
 		lifecycle.Component{Name: "changes", Run: s.hearChanges},
 		lifecycle.Component{Name: "leases", Run: s.leases, Stop: closeTimeout + time.Second},
 		lifecycle.Component{Name: "http", Run: s.serve, Stop: s.cfg.DrainWait + s.cfg.DrainTimeout + closeTimeout + time.Second},
+		lifecycle.Component{Name: "deferred", Run: run(s.runDeferred), Stop: 2 * closeTimeout},
 	)
 }
+
+// runDeferred runs what clients were promised, on this edge or another.
+func (s *Service) runDeferred(ctx context.Context) { s.deferred.Run(ctx, s.handler, closeTimeout) }
 
 // closeTimeout bounds the end of exchanges that have been cut off.
 const closeTimeout = 2 * time.Second

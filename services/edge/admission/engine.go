@@ -141,6 +141,9 @@ func (e *Engine) identify(r Request, table *policy.Table) Client {
 	return c
 }
 
+// Identify is whose request it is. There must be a table.
+func (e *Engine) Identify(r Request) Client { return e.identify(r, e.table.Load()) }
+
 // Finish reports how a forwarded request ended.
 func (e *Engine) Finish(d Decision, f Facts) { e.Sink.Add(d.record(f)) }
 

@@ -13,7 +13,5 @@ func (h *Handler) degrade(w *recorder, r *http.Request, d *admission.Decision) {
 		h.metrics.yellow.WithLabelValues(d.Route.Name, "stored").Inc()
 		return
 	}
-	setDecision(w.Header(), d)
-	w.Header().Set(headerDegradation, "Deferred")
-	writeDegraded(w, w.id, d)
+	h.deferRequest(w, r, d)
 }

@@ -68,7 +68,7 @@ type exchange struct {
 
 // forward sends r to its upstream and streams the answer back. It finishes the
 // request in admission, also where the reverse proxy ends in http.ErrAbortHandler.
-func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, id string) {
+func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, id string) (outcome events.Outcome) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x := &exchange{h: h, d: d, id: id, w: w, client: r.Context(), start: time.Now()}
 	x.ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -80,7 +80,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		x.wait.end()
 		x.body.over()
 		cancel(nil)
-		x.finish()
+		outcome = x.finish()
 		leave()
 	}()
 
@@ -114,6 +114,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 	x.proxy.ServeHTTP(w, r)
 	x.duration = time.Since(x.start)
 	x.body.end(w)
+	return "" // finish tells
 }
 
 // rewrite makes the upstream's request. Hop-by-hop and forwarding headers are gone from it already.
@@ -235,7 +236,7 @@ func (x *exchange) fail(w http.ResponseWriter, _ *http.Request, err error) {
 }
 
 // finish reports the request, once it is over.
-func (x *exchange) finish() {
+func (x *exchange) finish() events.Outcome {
 	outcome := x.outcome()
 	x.record.End(outcome == events.OutcomeOK)
 	x.h.metrics.outcomes.WithLabelValues(x.d.Route.Upstream, string(outcome)).Inc()
@@ -252,6 +253,7 @@ func (x *exchange) finish() {
 		Outcome:     outcome,
 		Unanswered:  x.failure != "",
 	})
+	return outcome
 }
 
 func (x *exchange) outcome() events.Outcome {

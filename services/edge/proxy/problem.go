@@ -83,29 +83,6 @@ func writeProblem(w http.ResponseWriter, id string, p problem) {
 	writeJSON(w, id, "application/problem+json", p.Status, p)
 }
 
-// degraded is the body of a yellow answer.
-type degraded struct {
-	Status     int    `json:"status"`
-	Detail     string `json:"detail"`
-	Limit      string `json:"limit"`
-	Route      string `json:"route"`
-	Tier       string `json:"tier"`
-	RetryAfter int64  `json:"retry_after"`
-	RequestID  string `json:"request_id"`
-}
-
-func writeDegraded(w http.ResponseWriter, id string, d *admission.Decision) {
-	writeJSON(w, id, "application/json", http.StatusAccepted, degraded{
-		Status:     http.StatusAccepted,
-		Detail:     fmt.Sprintf("limit %s is used up and the request was not run; running it later is not enabled here; send it again after %d s", d.LimitName, d.RetryAfter),
-		Limit:      d.LimitName,
-		Route:      d.Route.Name,
-		Tier:       d.Tier.String(),
-		RetryAfter: d.RetryAfter,
-		RequestID:  id,
-	})
-}
-
 func writeJSON(w http.ResponseWriter, id, contentType string, status int, body any) {
 	doc, err := json.Marshal(body)
 	if err != nil { // plain strings and numbers always encode

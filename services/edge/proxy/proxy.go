@@ -14,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store/memstore"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 	"github.com/aegisrate/aegisrate/services/edge/cache"
 )
@@ -29,6 +31,8 @@ type Options struct {
 	AccessLog uint32
 	// BodyTimeout bounds the wait for each part of a request body; 0: DefaultBodyTimeout.
 	BodyTimeout time.Duration
+	// Deferrals store what runs later; nil: yellow requests that get no stored answer are refused.
+	Deferrals Deferrals
 	// CacheBytes bounds the stored answers of routes with degrade: cache; 0: none are stored.
 	CacheBytes int64
 	Log        zerolog.Logger
@@ -44,6 +48,8 @@ type Handler struct {
 	origins   origins
 	buffers   buffers
 	cache     *cache.Cache
+	deferrals Deferrals
+	polls     store.Store
 	metrics   *metrics
 	access    zerolog.Logger
 	log       zerolog.Logger
@@ -54,11 +60,13 @@ type Handler struct {
 // New makes the handler; Close ends it.
 func New(o Options) *Handler {
 	h := &Handler{
-		engine: o.Engine,
-		body:   cmp.Or(o.BodyTimeout, DefaultBodyTimeout),
-		cache:  cache.New(o.CacheBytes, time.Now),
-		access: zerolog.Nop(),
-		log:    o.Log,
+		engine:    o.Engine,
+		body:      cmp.Or(o.BodyTimeout, DefaultBodyTimeout),
+		cache:     cache.New(o.CacheBytes, time.Now),
+		deferrals: o.Deferrals,
+		polls:     memstore.New(o.Engine.Clock.Micros),
+		access:    zerolog.Nop(),
+		log:       o.Log,
 	}
 	h.metrics = newMetrics(o.Registry, h)
 	if o.AccessLog > 0 {
@@ -68,6 +76,7 @@ func New(o Options) *Handler {
 
 	router := chi.NewRouter()
 	router.Use(h.begin, h.recover)
+	router.HandleFunc(deferredPath+"{id}", h.serveDeferred)
 	router.Handle("/*", http.HandlerFunc(h.serve))
 	router.NotFound(h.serve)
 	router.MethodNotAllowed(h.serve)
@@ -102,14 +111,7 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	began := time.Now()
-	d := h.engine.Decide(r.Context(), admission.Request{
-		Method: r.Method,
-		Host:   r.Host,
-		Path:   r.URL.Path,
-		Header: r.Header,
-		Length: r.ContentLength,
-		Peer:   peer(r),
-	})
+	d := h.engine.Decide(r.Context(), view(r))
 	h.metrics.decision.Observe(time.Since(began).Seconds())
 	h.metrics.decided(&d)
 	w.decision = &d
@@ -130,6 +132,18 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 			w.Header().Set(headerRetryAfter, "1")
 		}
 		writeProblem(w, w.id, p)
+	}
+}
+
+// view is what admission needs to know of a request.
+func view(r *http.Request) admission.Request {
+	return admission.Request{
+		Method: r.Method,
+		Host:   r.Host,
+		Path:   r.URL.Path,
+		Header: r.Header,
+		Length: r.ContentLength,
+		Peer:   peer(r),
 	}
 }
 

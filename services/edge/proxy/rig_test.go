@@ -33,6 +33,7 @@ type rig struct {
 	engine  *admission.Engine
 	handler *proxy.Handler
 	server  *http.Server
+	later   *later
 	log     *syncBuffer
 	metrics *prometheus.Registry
 
@@ -57,7 +58,7 @@ const testTime = 1_700_000_000_000_000 // µs
 
 func newRig(t testing.TB, c rigConfig) *rig {
 	t.Helper()
-	r := &rig{t: t, log: &syncBuffer{}, metrics: prometheus.NewRegistry(), added: make(chan struct{}, 1024)}
+	r := &rig{t: t, later: &later{}, log: &syncBuffer{}, metrics: prometheus.NewRegistry(), added: make(chan struct{}, 1024)}
 	frozen := func() int64 { return testTime }
 	if c.serve == nil {
 		c.serve = framing.Serve
@@ -79,7 +80,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 		r.use(c.policy)
 	}
 	log := zerolog.New(r.log).Level(zerolog.DebugLevel)
-	r.handler = proxy.New(proxy.Options{Engine: r.engine, AccessLog: c.access, BodyTimeout: c.body, CacheBytes: c.cache, Log: log, Registry: r.metrics})
+	r.handler = proxy.New(proxy.Options{Engine: r.engine, AccessLog: c.access, BodyTimeout: c.body, CacheBytes: c.cache, Deferrals: r.later, Log: log, Registry: r.metrics})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
