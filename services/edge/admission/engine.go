@@ -192,7 +192,7 @@ func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedL
 	}
 	d.time = a.decision.Now
 	d.Tier = a.decision.Tier
-	d.spare = a.decision.Granted
+	d.spare = a.decision.Granted + o.held
 	if d.Tier != bucket.Green && o.early && e.respend(d, q) {
 		return
 	}

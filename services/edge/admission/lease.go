@@ -73,6 +73,7 @@ type outcome struct {
 	want       int64
 	// early: the lead has a lease left, for those who don't wait.
 	early   bool
+	held    int64
 	changes uint64
 	heard   uint64
 	revoked uint64
@@ -132,7 +133,7 @@ func (e *Engine) recall(d *Decision, q *query) (o outcome) {
 	default:
 		o.lead = &flight{done: make(chan struct{})}
 		k.flight = o.lead
-		o.revoked = k.revoked
+		o.revoked, o.held = k.revoked, k.left()
 		if hot {
 			o.want = max(d.Route.LeaseSize, int64(min(q.tokens(horizon), bucket.MaxMicro)))
 		}
@@ -140,15 +141,20 @@ func (e *Engine) recall(d *Decision, q *query) (o outcome) {
 	return o
 }
 
+// left is what the key's leases hold.
+func (k *key) left() (left int64) {
+	for i := range k.grants {
+		left += k.grants[i].left
+	}
+	return left
+}
+
 // low reports whether a lease of a well-funded key runs out: time to refill it while it lasts.
 func (k *key) low(now int64) bool {
 	if len(k.grants) == 0 {
 		return false
 	}
-	var left int64
-	for i := range k.grants {
-		left += k.grants[i].left
-	}
+	left := k.left()
 	g := &k.grants[len(k.grants)-1]
 	return left*8 < g.granted && left >= k.cost && now < g.expires && remaining(g.limits, g.states) > 0.5
 }
@@ -164,6 +170,7 @@ func (e *Engine) respend(d *Decision, q *query) bool {
 	}
 	tier := d.Tier
 	if d.Tier = bucket.Green; e.Memory.spend(s, k, d, q) {
+		d.Degraded = false
 		return true
 	}
 	d.Tier = tier
@@ -181,9 +188,7 @@ func (m *Memory) spend(s *memoryShard, k *key, d *Decision, q *query) bool {
 		}
 		g.left -= q.cost
 		newest := &k.grants[len(k.grants)-1]
-		for i := range k.grants {
-			d.spare += k.grants[i].left
-		}
+		d.spare = k.left()
 		d.charges, d.leased = g.charges, true
 		d.elapsed = q.now - newest.made
 		d.read(newest.limits, newest.states)
