@@ -113,6 +113,17 @@ func (st State) Settle(s Spec, delta, window int64) (_ State, forgiven int64) {
 	return st, forgiven
 }
 
+// Give gives amount back, never above the capacity: to a window's current count first, then to the
+// previous one's. st must be at now. Twin: lua/adjust.lua.
+func (st State) Give(s Spec, amount int64) State {
+	index, rest := st.Window.Index, amount-st.Window.Cur.Amount
+	st, _ = st.Settle(s, -amount, index)
+	if st.Kind == SlidingWindow && rest > 0 {
+		st, _ = st.Settle(s, -rest, index-1)
+	}
+	return st
+}
+
 // Lifetime is how long a state written at now must be kept, in microseconds.
 func (st State) Lifetime(s Spec, now int64) int64 {
 	switch st.Kind {

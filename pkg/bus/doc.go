@@ -24,7 +24,7 @@
 //	                      pub $JS.API.CONSUMER.DELETE.<s>.*
 //	                      pub $JS.API.STREAM.INFO.<s>
 //	Stream(s)             pub $JS.API.STREAM.INFO.<s>
-//	Last(s)               pub $JS.API.STREAM.INFO.<s>
+//	Last(s), At(s)        pub $JS.API.STREAM.INFO.<s>
 //	                      pub $JS.API.STREAM.MSG.GET.<s>
 //	Get(s, subject)       pub $JS.API.DIRECT.GET.<s>.<subject>
 //	Work(s, consumer)     pub $JS.API.CONSUMER.CREATE.<s>.<consumer>

@@ -114,6 +114,21 @@ func (b *Bus) Last(ctx context.Context, stream, subject string) (Message, error)
 	return Message{Subject: m.Subject, Data: m.Data, Header: m.Header, Seq: m.Sequence, Time: m.Time}, nil
 }
 
+// At gives the message of that sequence, ErrNotFound where the stream has it no more or not yet.
+func (b *Bus) At(ctx context.Context, stream string, seq uint64) (Message, error) {
+	ctx, stop := b.call(ctx, stream)
+	defer stop()
+	s, err := b.js.Stream(ctx, stream)
+	if err != nil {
+		return Message{}, fmt.Errorf("message %d of %s: %w", seq, stream, classify(ctx, err))
+	}
+	m, err := s.GetMsg(ctx, seq)
+	if err != nil {
+		return Message{}, fmt.Errorf("message %d of %s: %w", seq, stream, classify(ctx, err))
+	}
+	return Message{Subject: m.Subject, Data: m.Data, Header: m.Header, Seq: m.Sequence, Time: m.Time}, nil
+}
+
 // headerKVOperation marks what was deleted from a KV bucket.
 const headerKVOperation = "KV-Operation"
 

@@ -5,16 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/aegisrate/aegisrate/pkg/policy"
 )
 
 // ConfigVersion is one whole, validated version of the policy.
 type ConfigVersion struct {
 	// Version counts from 1; it is the message's sequence in AEGIS_CONFIG.
 	Version uint64 `json:"version"`
-	// By says who made the change, Via how it came ("http", "nats", "file").
+	// By says who made the change, Via how it came ("http", "nats", "websocket", "file").
 	By   string    `json:"by"`
 	Via  string    `json:"via"`
 	Time time.Time `json:"time"`
+	// Actor and Reason are who and why in the caller's own words.
+	Actor  string `json:"actor,omitempty"`
+	Reason string `json:"reason,omitempty"`
 	// Document is the policy as package policy encodes it.
 	Document json.RawMessage `json:"document"`
 }
@@ -44,4 +49,7 @@ type ConfigReply struct {
 	Version uint64 `json:"version"`
 	// Changed lists the paths whose value the request changed; empty for a no-op.
 	Changed []string `json:"changed"`
+	// Diff is what the request changed, or with DryRun would have changed: nothing was stored then.
+	Diff   []policy.Difference `json:"diff"`
+	DryRun bool                `json:"dry_run,omitempty"`
 }

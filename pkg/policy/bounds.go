@@ -59,10 +59,14 @@ var bounds = map[string]bound{
 	"daily_quota": {min: 0, max: bucket.MaxTokens},
 }
 
-// problem says why x is out of bounds, or "".
+// problem says why x is out of bounds, or "". The zero bound takes every finite number; what has it is
+// checked by whoever asked for it.
 func (b bound) problem(x float64) string {
-	if x >= b.min && x <= b.max { // false for NaN too
+	if b == (bound{}) && !math.IsNaN(x) && !math.IsInf(x, 0) || x >= b.min && x <= b.max { // false for NaN too
 		return ""
+	}
+	if b == (bound{}) {
+		return "must be a finite number"
 	}
 	p := fmt.Sprintf("must be a number from %s to %s", decimal(b.min), decimal(b.max))
 	if b.hint != "" {

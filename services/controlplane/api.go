@@ -1,10 +1,12 @@
 package controlplane
 
 import (
+	"context"
 	"errors"
 	"io"
 	"mime"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,96 +25,216 @@ const (
 	answerTimeout = 30 * time.Second
 )
 
-// routes is the admin API.
+// routes is the admin API as HTTP serves it.
 func (s *Service) routes() http.Handler {
+	api := s.api()
+	api.Get("/api/ws", s.serveWebSocket)
+	return s.recoverer(deadlines(s.authenticated(api)))
+}
+
+// caller is who sent a request, and how.
+type caller struct {
+	// by is what is known of the caller, via the way it came.
+	by, via string
+	// actor and reason are the caller's own words for the audit log.
+	actor, reason string
+}
+
+const (
+	actorHeader  = "X-Admin-Actor"
+	reasonHeader = "X-Admin-Reason"
+)
+
+func callerOf(r *http.Request, by, via string) caller {
+	return caller{by, via, oneLine(r.Header.Get(actorHeader)), oneLine(r.Header.Get(reasonHeader))}
+}
+
+// event begins the audit event of what the caller does.
+func (c caller) event(action, target string) events.Audit {
+	return events.Audit{Action: action, By: c.by, Via: c.via, Result: "ok", Target: target, Actor: c.actor, Reason: c.reason}
+}
+
+type callerKey struct{}
+
+func withCaller(ctx context.Context, c caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// operation is one request of the API. serve's reply is written as JSON.
+type operation struct {
+	method, path string
+	// action names it in the audit log; "" for what only reads, and for changes of the config, which
+	// are audited with what they changed.
+	action string
+	serve  func(*Service, *call) (reply any, refusal *problem)
+}
+
+// call is one request under way.
+type call struct {
+	caller
+	*http.Request
+	w    http.ResponseWriter
+	body []byte
+	// target and detail are for the audit log.
+	target, detail string
+	status         int
+	written        bool // the answer is written already
+}
+
+// operations is the whole API but its WebSocket; openapi.yaml describes it.
+var operations = []operation{
+	{http.MethodPost, "/api/control", "", (*Service).postControl},
+	{http.MethodGet, "/api/config", "", (*Service).getConfig},
+	{http.MethodPut, "/api/config", "", (*Service).putConfig},
+	{http.MethodGet, "/api/config/versions", "", (*Service).getVersions},
+	{http.MethodGet, "/api/config/versions/{version}", "", (*Service).getVersion},
+	{http.MethodGet, "/api/config/diff", "", (*Service).getDiff},
+	{http.MethodPost, "/api/config/rollback", "", (*Service).postRollback},
+	{http.MethodGet, "/api/status", "", (*Service).getStatus},
+	{http.MethodGet, "/api/openapi.yaml", "", (*Service).getOpenAPI},
+
+	{http.MethodGet, "/api/users", "", (*Service).getUsers},
+	{http.MethodPost, "/api/users", "user.create", (*Service).postUser},
+	{http.MethodGet, "/api/users/{user}", "", (*Service).getUser},
+	{http.MethodPatch, "/api/users/{user}", "user.update", (*Service).patchUser},
+	{http.MethodDelete, "/api/users/{user}", "user.delete", (*Service).deleteUser},
+	{http.MethodPost, "/api/users/{user}/keys", "key.create", (*Service).postKey},
+	{http.MethodDelete, "/api/users/{user}/keys/{key}", "key.delete", (*Service).deleteKey},
+	{http.MethodPut, "/api/users/{user}/overrides/{route}", "override.put", (*Service).putOverride},
+	{http.MethodDelete, "/api/users/{user}/overrides/{route}", "override.delete", (*Service).deleteOverride},
+	{http.MethodGet, "/api/plans", "", (*Service).getPlans},
+	{http.MethodPut, "/api/plans/{plan}", "plan.put", (*Service).putPlan},
+	{http.MethodDelete, "/api/plans/{plan}", "plan.delete", (*Service).deletePlan},
+
+	{http.MethodGet, "/api/clients/{client}", "", (*Service).getClient},
+	{http.MethodPost, "/api/clients/{client}/reset", "client.reset", (*Service).resetClient},
+	{http.MethodPost, "/api/clients/{client}/grant", "client.grant", (*Service).grantClient},
+	{http.MethodPost, "/api/clients/{client}/raise", "client.raise", (*Service).raiseClient},
+	{http.MethodPost, "/api/clients/{client}/block", "client.block", (*Service).blockClient},
+	{http.MethodPost, "/api/clients/{client}/unblock", "client.unblock", (*Service).unblockClient},
+}
+
+// api is the operations alone: whoever calls it has authenticated the caller.
+func (s *Service) api() *chi.Mux {
 	r := chi.NewRouter()
-	r.Use(s.recoverer, deadlines, middleware.GetHead)
+	r.Use(middleware.GetHead)
+	for _, op := range operations {
+		r.Method(op.method, op.path, s.handle(op))
+	}
 	r.NotFound(func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, refuse(http.StatusNotFound, "there is nothing here; the API is POST /api/control, GET /api/config and GET /api/status"))
+		answer(w, refuse(http.StatusNotFound, "there is nothing here; GET /api/openapi.yaml says what there is"))
 	})
 	r.MethodNotAllowed(func(w http.ResponseWriter, req *http.Request) {
 		var allowed []string
-		for m, serves := range map[string]string{http.MethodGet: "GET, HEAD", http.MethodPost: "POST"} {
+		for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 			if r.Match(chi.NewRouteContext(), m, req.URL.Path) {
-				allowed = append(allowed, serves)
+				allowed = append(allowed, m)
+				if m == http.MethodGet {
+					allowed = append(allowed, http.MethodHead)
+				}
 			}
 		}
 		slices.Sort(allowed)
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
 		answer(w, refuse(http.StatusMethodNotAllowed, "%s is not understood here; use %s", method(req), strings.Join(allowed, ", ")))
 	})
-	r.Group(func(r chi.Router) {
-		r.Use(s.authenticated)
-		r.Post("/api/control", s.postControl)
-		r.Get("/api/config", s.getConfig)
-		r.Get("/api/status", s.getStatus)
-	})
 	return r
 }
 
-func (s *Service) postControl(w http.ResponseWriter, r *http.Request) {
-	// Nothing but JSON: what a foreign page can send unasked is a form or plain text.
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		answer(w, refuse(http.StatusUnsupportedMediaType, "Content-Type must be application/json"))
-		return
+// handle reads a request, runs its operation, audits it and answers.
+func (s *Service) handle(op operation) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		c := &call{Request: r, w: w, status: http.StatusOK}
+		c.caller, _ = r.Context().Value(callerKey{}).(caller)
+		if op.method != http.MethodGet {
+			var refusal *problem
+			if c.body, refusal = s.readBody(w, r); refusal != nil {
+				answer(w, refusal)
+				return
+			}
+		}
+		reply, refusal := op.serve(s, c)
+		if op.action != "" {
+			a := c.event(op.action, c.target)
+			a.Detail = c.detail
+			if refusal != nil {
+				a.Result, a.Detail = refusal.result(), refusal.Detail
+			}
+			s.audit(a)
+		}
+		switch {
+		case refusal != nil:
+			answer(w, refusal)
+		case c.written:
+		case reply == nil:
+			w.WriteHeader(c.status)
+		default:
+			respond(w, c.status, "application/json", reply)
+		}
+	}
+}
+
+// readBody is the body of a request that changes something.
+func (s *Service) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
+	_, recorded := w.(*recorder)
+	if !recorded && (r.ContentLength != 0 || r.Method == http.MethodPost) {
+		// Nothing but JSON and YAML: what a foreign page can send unasked is a form or plain text.
+		kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+		if err != nil || kind != "application/json" && (kind != "application/yaml" || r.Method != http.MethodPut) {
+			return nil, refuse(http.StatusUnsupportedMediaType, "Content-Type must be application/json")
+		}
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, policy.MaxDocument))
 	if err != nil {
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {
-			answer(w, refuse(http.StatusRequestEntityTooLarge, "the body has more than %d bytes", tooLarge.Limit))
-		} else {
-			answer(w, refuse(http.StatusBadRequest, "the body could not be read"))
+			return nil, refuse(http.StatusRequestEntityTooLarge, "the body has more than %d bytes", tooLarge.Limit)
 		}
-		return
+		return nil, refuse(http.StatusBadRequest, "the body could not be read")
+	}
+	if recorded {
+		return body, nil
 	}
 	// The server goes on reading, to see the client leave; that takes as long as the change.
 	if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
-		answer(w, refuse(http.StatusInternalServerError, "this connection takes no deadlines"))
-		return
+		return nil, refuse(http.StatusInternalServerError, "this connection takes no deadlines")
 	}
-	reply, refusal := s.change(r.Context(), change{
-		by: remote(r).String(), via: "http", body: body, ifMatch: r.Header.Get("If-Match"),
-	})
-	if refusal != nil {
-		answer(w, refusal)
-		return
-	}
-	w.Header().Set("ETag", etag(reply.Version))
-	respond(w, http.StatusOK, "application/json", reply)
+	return body, nil
 }
 
-func (s *Service) getConfig(w http.ResponseWriter, r *http.Request) {
-	cur := s.versions.current()
-	if cur == nil {
-		answer(w, unavailable("no config is known yet"))
-		return
+// param is a part of the path, decoded.
+func (c *call) param(name string) string {
+	raw := chi.URLParam(c.Request, name)
+	if text, err := url.PathUnescape(raw); err == nil {
+		return text
 	}
-	tag := etag(cur.Version)
-	w.Header().Set("ETag", tag)
-	if r.Header.Get("If-None-Match") == tag {
-		w.WriteHeader(http.StatusNotModified)
-		return
-	}
-	respond(w, http.StatusOK, "application/json", cur.ConfigVersion)
+	return raw
 }
 
-func (s *Service) getStatus(w http.ResponseWriter, _ *http.Request) {
-	respond(w, http.StatusOK, "application/json", s.status.now(s.versions.current(), s.bus.Connected()))
+// decode reads the body strictly; an empty one is an empty object.
+func (c *call) decode(into any) *problem {
+	if len(c.body) == 0 {
+		return nil
+	}
+	if err := policy.Decode(c.body, into); err != nil {
+		return invalid(err)
+	}
+	return nil
 }
 
 // authenticated lets through whom the gate lets through.
 func (s *Service) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		peer, refusal, fresh := s.gate.http(r, time.Now())
-		if refusal == nil {
+		if r.URL.Path == "/api/ws" { // browsers can't set its header: it has a gate of its own
 			next.ServeHTTP(w, r)
 			return
 		}
-		s.metrics.refused.WithLabelValues("http", refusal.result()).Inc()
-		if fresh {
-			s.audit(events.Audit{Action: action(r), By: peer, Via: "http", Result: refusal.result(), Detail: refusal.Detail})
+		peer, refusal, fresh := s.gate.http(r, time.Now())
+		if refusal == nil {
+			next.ServeHTTP(w, r.WithContext(withCaller(r.Context(), callerOf(r, peer, "http"))))
+			return
 		}
+		s.turnedAway(peer, "http", actionOf(r.Method, r.URL.Path), refusal, fresh)
 		if refusal.Status == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", tokenHeader)
 		}
@@ -120,15 +242,27 @@ func (s *Service) authenticated(next http.Handler) http.Handler {
 	})
 }
 
-// action names what a request was about to do, in the audit log.
-func action(r *http.Request) string {
+// turnedAway counts and, if it is worth it, audits a caller that the gate refused.
+func (s *Service) turnedAway(by, via, action string, refusal *problem, fresh bool) {
+	s.metrics.refused.WithLabelValues(via, refusal.result()).Inc()
+	if fresh {
+		s.audit(events.Audit{Action: action, By: by, Via: via, Result: refusal.result(), Detail: refusal.Detail})
+	}
+}
+
+// actionOf names what a refused request was about to do, in the audit log.
+func actionOf(method, path string) string {
 	switch {
-	case r.Method == http.MethodPost:
+	case method == http.MethodPost && path == "/api/control", strings.HasPrefix(path, "/api/config") && method != http.MethodGet:
 		return actionChange
-	case r.URL.Path == "/api/status":
+	case method != http.MethodGet && method != http.MethodHead:
+		return "change"
+	case path == "/api/status":
 		return "status.read"
-	default:
+	case strings.HasPrefix(path, "/api/config"):
 		return "config.read"
+	default:
+		return "read"
 	}
 }
 
@@ -173,6 +307,9 @@ func etag(version uint64) string { return `"` + strconv.FormatUint(version, 10) 
 
 // answer sends a refusal.
 func answer(w http.ResponseWriter, p *problem) {
+	if r, ok := w.(*recorder); ok {
+		r.detail = p.Detail
+	}
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(p.RetryAfter, 10))
 	}

@@ -149,11 +149,11 @@ const (
 // that tried longest ago is forgotten.
 type attempts struct {
 	mu     sync.Mutex
-	byName map[string]*list.Element // of *caller
+	byName map[string]*list.Element // of *guesser
 	recent *list.List               // last tried first
 }
 
-type caller struct {
+type guesser struct {
 	name string
 	// failed are the times of the last wrong tokens, oldest first.
 	failed []time.Time
@@ -170,7 +170,7 @@ func newAttempts() *attempts {
 func (a *attempts) attempt(name string, now time.Time, right bool) (wait time.Duration, fresh bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	c := a.caller(name)
+	c := a.guesser(name)
 	for len(c.failed) > 0 && now.Sub(c.failed[0]) >= failureWindow {
 		c.failed = c.failed[1:]
 	}
@@ -189,10 +189,10 @@ func (a *attempts) attempt(name string, now time.Time, right bool) (wait time.Du
 func (a *attempts) note(name string, now time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.caller(name).note(now)
+	return a.guesser(name).note(now)
 }
 
-func (c *caller) note(now time.Time) bool {
+func (c *guesser) note(now time.Time) bool {
 	if !c.noted.IsZero() && now.Sub(c.noted) < failureWindow {
 		return false
 	}
@@ -200,17 +200,17 @@ func (c *caller) note(now time.Time) bool {
 	return true
 }
 
-func (a *attempts) caller(name string) *caller {
+func (a *attempts) guesser(name string) *guesser {
 	if e, ok := a.byName[name]; ok {
 		a.recent.MoveToFront(e)
-		return e.Value.(*caller)
+		return e.Value.(*guesser)
 	}
 	if a.recent.Len() >= maxCallers {
 		last := a.recent.Back()
-		delete(a.byName, last.Value.(*caller).name)
+		delete(a.byName, last.Value.(*guesser).name)
 		a.recent.Remove(last)
 	}
-	c := &caller{name: name}
+	c := &guesser{name: name}
 	a.byName[name] = a.recent.PushFront(c)
 	return c
 }

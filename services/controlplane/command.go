@@ -24,20 +24,38 @@ const (
 	actionChange = "config.change"
 )
 
-// change is one request to change the policy, however it came. By names the
-// caller, via the way.
+// change is one request to change the policy, however it came.
 type change struct {
-	by, via string
-	body    []byte
+	caller
+	// edit makes the next policy of the one in force; its error is policy.Errors or a *problem.
+	edit func(policy.Policy) (policy.Policy, error)
 	// ifMatch is the If-Match header: the version that the caller saw, "" for any.
 	ifMatch string
+	// dryRun only tells what would change.
+	dryRun bool
+}
+
+// patch is the edit of a body as policy.Patch takes it.
+func patch(body []byte) func(policy.Policy) (policy.Policy, error) {
+	return func(p policy.Policy) (policy.Policy, error) {
+		next, _, err := policy.Patch(p, body)
+		return next, err
+	}
+}
+
+// replace is the edit that puts a whole document, in YAML or JSON, in place of the policy in force.
+func replace(body []byte) func(policy.Policy) (policy.Policy, error) {
+	return func(policy.Policy) (policy.Policy, error) { return policy.Parse(body) }
 }
 
 // change applies c to the version in force, whole or not at all. A change by
 // somebody else meanwhile is no obstacle, unless c names the version it is meant for.
 func (s *Service) change(ctx context.Context, c change) (events.ConfigReply, *problem) {
 	reply, refusal := s.apply(ctx, c)
-	a := events.Audit{Action: actionChange, By: c.by, Via: c.via, Result: "ok"}
+	if refusal == nil && c.dryRun {
+		return reply, nil
+	}
+	a := c.event(actionChange, "")
 	if refusal != nil {
 		a.Result, a.Detail = refusal.result(), refusal.Detail
 	} else if len(reply.Changed) == 0 {
@@ -81,17 +99,25 @@ func (s *Service) apply(ctx context.Context, c change) (events.ConfigReply, *pro
 			p.Version = cur.Version
 			return events.ConfigReply{}, p
 		}
-		next, changed, err := policy.Patch(cur.policy, c.body)
+		next, err := c.edit(cur.policy)
 		if err != nil {
 			return events.ConfigReply{}, invalid(err)
 		}
-		if len(changed) == 0 {
-			return events.ConfigReply{Version: cur.Version, Changed: []string{}}, nil
+		reply := events.ConfigReply{Version: cur.Version, Changed: []string{}, DryRun: c.dryRun}
+		if reply.Diff, err = policy.Diff(cur.policy, next); err != nil {
+			return events.ConfigReply{}, invalid(err)
 		}
-		stored, err := s.versions.append(ctx, at, c.by, c.via, next)
+		for _, d := range reply.Diff {
+			reply.Changed = append(reply.Changed, d.Path)
+		}
+		if len(reply.Changed) == 0 || c.dryRun {
+			return reply, nil
+		}
+		stored, err := s.versions.append(ctx, at, c.caller, next)
 		switch {
 		case err == nil:
-			return events.ConfigReply{Version: stored.Version, Changed: changed}, nil
+			reply.Version = stored.Version
+			return reply, nil
 		case errors.Is(err, bus.ErrConflict):
 			if sleep(ctx, rand.N(20*time.Millisecond)) != nil {
 				return events.ConfigReply{}, unavailable("NATS is too slow; nothing was changed")
@@ -107,6 +133,10 @@ func (s *Service) apply(ctx context.Context, c change) (events.ConfigReply, *pro
 
 // invalid is the refusal of a document.
 func invalid(err error) *problem {
+	var own *problem
+	if errors.As(err, &own) {
+		return own
+	}
 	var errs policy.Errors
 	if !errors.As(err, &errs) {
 		return refuse(http.StatusBadRequest, "the change is not valid: %v", err)

@@ -13,16 +13,27 @@ import (
 
 // Config is how a controlplane behaves; the tags are kong's.
 type Config struct {
-	Addr           string        `name:"addr" env:"AEGIS_CONTROLPLANE_ADDR" default:"127.0.0.1:8090" help:"Where the admin API is served."`
-	PolicyFile     string        `name:"policy-file" env:"AEGIS_CONTROLPLANE_POLICY_FILE" type:"path" help:"Policy (YAML or JSON) to begin with where NATS holds no config yet."`
-	AdminToken     string        `name:"admin-token" env:"AEGIS_ADMIN_TOKEN" help:"Token that X-Admin-Token must carry. Without one, only HTTP callers on this machine are served."`
-	AdminTokenFile string        `name:"admin-token-file" env:"AEGIS_ADMIN_TOKEN_FILE" type:"path" help:"File holding the admin token, read at the start."`
-	DrainTimeout   time.Duration `name:"drain-timeout" env:"AEGIS_CONTROLPLANE_DRAIN_TIMEOUT" default:"5s" help:"On shutdown, how long requests under way may take."`
+	Addr       string `name:"addr" env:"AEGIS_CONTROLPLANE_ADDR" default:"127.0.0.1:8090" help:"Where the admin API is served."`
+	PolicyFile string `name:"policy-file" env:"AEGIS_CONTROLPLANE_POLICY_FILE" type:"path" help:"Policy (YAML or JSON) to begin with where NATS holds no config yet."`
+	// AdminToken is what X-Admin-Token must carry; without one, only HTTP callers on this machine are served. Mains
+	// take it from TokenEnv: a flag would show it to everybody on the machine.
+	AdminToken        string   `kong:"-"`
+	AdminTokenFile    string   `name:"admin-token-file" env:"AEGIS_ADMIN_TOKEN_FILE" type:"path" help:"File holding the admin token, read at the start; or give it as AEGIS_ADMIN_TOKEN."`
+	RulesDSN          string   `name:"rules-dsn" env:"AEGIS_RULES_DSN" help:"PostgreSQL that holds users, keys and plans, such as postgres://aegis@postgres/aegis. Default: they lie in JetStream."`
+	RulesReadDSN      string   `name:"rules-read-dsn" env:"AEGIS_RULES_READ_DSN" help:"A replica of it for reads."`
+	RulesPasswordFile string   `name:"rules-password-file" env:"AEGIS_RULES_PASSWORD_FILE" type:"path" help:"File holding the password of both."`
+	Origins           []string `name:"origins" env:"AEGIS_CONTROLPLANE_ORIGINS" help:"Origins whose pages may use the WebSocket, such as https://admin.example.com, besides the API's own."`
+	Hosts             []string `name:"hosts" env:"AEGIS_CONTROLPLANE_HOSTS" help:"Names by which the API may be called by pages, such as admin.example.com:8090, besides this machine's own."`
+
+	DrainTimeout time.Duration `name:"drain-timeout" env:"AEGIS_CONTROLPLANE_DRAIN_TIMEOUT" default:"5s" help:"On shutdown, how long requests under way may take."`
 
 	// AllowTokenlessNATS takes commands over NATS although there is no token: for
 	// `aegis up`, whose NATS serves this machine only.
 	AllowTokenlessNATS bool `kong:"-"`
 }
+
+// TokenEnv names the environment variable with the admin token.
+const TokenEnv = "AEGIS_ADMIN_TOKEN"
 
 // DefaultConfig is what the flags default to.
 func DefaultConfig() Config {
@@ -36,6 +47,8 @@ func (c Config) Validate() error {
 		return errors.New("addr: must be set, for instance 127.0.0.1:8090")
 	case c.AdminToken != "" && c.AdminTokenFile != "":
 		return errors.New("admin-token, admin-token-file: set one of them, not both")
+	case c.RulesDSN == "" && (c.RulesReadDSN != "" || c.RulesPasswordFile != ""):
+		return errors.New("rules-read-dsn, rules-password-file: set rules-dsn too")
 	case c.DrainTimeout < 0:
 		return errors.New("drain-timeout: must not be negative")
 	}
@@ -63,6 +76,18 @@ func (c Config) tokenDigest() (*[sha256.Size]byte, error) {
 	}
 	digest := sha256.Sum256(token)
 	return &digest, nil
+}
+
+// rulesPassword is PostgreSQL's, "" where its DSN or environment has it.
+func (c Config) rulesPassword() (string, error) {
+	if c.RulesPasswordFile == "" {
+		return "", nil
+	}
+	data, err := os.ReadFile(c.RulesPasswordFile)
+	if err != nil {
+		return "", fmt.Errorf("rules-password-file: %w", err)
+	}
+	return string(bytes.TrimRight(data, "\r\n")), nil
 }
 
 // policy reads the policy to begin with, nil where none is configured.

@@ -12,10 +12,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
 	"github.com/aegisrate/aegisrate/pkg/bus"
 	"github.com/aegisrate/aegisrate/pkg/events"
 	"github.com/aegisrate/aegisrate/pkg/lifecycle"
 	"github.com/aegisrate/aegisrate/pkg/telemetry"
+	"github.com/aegisrate/aegisrate/services/controlplane/rulestore"
+	"github.com/aegisrate/aegisrate/services/controlplane/rulestore/jetstream"
+	"github.com/aegisrate/aegisrate/services/controlplane/rulestore/postgres"
 )
 
 const (
@@ -29,7 +33,9 @@ const (
 
 // Deps is what a controlplane works with. The caller owns all of it.
 type Deps struct {
-	Bus      *bus.Bus
+	Bus *bus.Bus
+	// Store has the clients' buckets; nil: there are no operations on them.
+	Store    store.Store
 	Log      zerolog.Logger
 	Registry prometheus.Registerer
 }
@@ -43,6 +49,8 @@ type Service struct {
 	gate     *gate
 	versions *versions
 	status   *status
+	rules    rulestore.Store
+	store    store.Store
 	audits   *bus.Outbox[events.Audit]
 	// writing is held by the one change that is being made.
 	writing chan struct{}
@@ -65,6 +73,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s := &Service{
 		cfg:     cfg,
 		bus:     deps.Bus,
+		store:   deps.Store,
 		log:     deps.Log,
 		gate:    &gate{digest: digest, tokenlessNATS: cfg.AllowTokenlessNATS, attempts: newAttempts()},
 		status:  newStatus(deps.Bus, deps.Log),
@@ -77,12 +86,35 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.rules, err = openRules(cfg, deps); err != nil {
+		return nil, err
+	}
 	s.metrics, err = newMetrics(deps.Registry, func() float64 { return float64(s.audits.Stats().Lost) })
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	s.versions = &versions{bus: deps.Bus, log: deps.Log, metrics: s.metrics, initial: initial, amiss: make(chan struct{}, 1)}
 	return s, nil
+}
+
+// openRules gives the store of the rules: PostgreSQL, or without a DSN JetStream.
+func openRules(cfg Config, deps Deps) (rulestore.Store, error) {
+	if cfg.RulesDSN == "" {
+		return jetstream.New(deps.Bus, deps.Log), nil
+	}
+	password, err := cfg.rulesPassword()
+	if err != nil {
+		return nil, err
+	}
+	return postgres.New(postgres.Config{DSN: cfg.RulesDSN, ReadDSN: cfg.RulesReadDSN, Password: password}, deps.Bus, deps.Log)
+}
+
+// runRules keeps the store of the rules going until ctx ends.
+func (s *Service) runRules(ctx context.Context) error {
+	if c, ok := s.rules.(interface{ Close() }); ok {
+		defer c.Close()
+	}
+	return s.rules.Run(ctx)
 }
 
 // Run serves until ctx ends.
@@ -95,7 +127,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if tcp, ok := ln.Addr().(*net.TCPAddr); ok && s.gate.digest == nil && !tcp.IP.IsLoopback() {
 		s.log.Warn().Stringer("addr", ln.Addr()).Msg("no admin token is configured: the API listens to the network but serves this machine only")
 	}
-	s.log.Info().Stringer("addr", ln.Addr()).Bool("token", s.gate.digest != nil).Msg("serving the admin API")
+	s.log.Info().Stringer("addr", ln.Addr()).Bool("token", s.gate.digest != nil).Str("rules", s.rules.About()).Msg("serving the admin API")
 	// What takes changes stops first, what records them last.
 	return lifecycle.Run(ctx,
 		lifecycle.Component{Name: "audit", Run: s.publishAudits, Stop: auditFlush + time.Second},
@@ -103,6 +135,7 @@ func (s *Service) Run(ctx context.Context) error {
 		lifecycle.Component{Name: "config", Run: s.versions.follow},
 		lifecycle.Component{Name: "health", Run: s.status.followHealth},
 		lifecycle.Component{Name: "edges", Run: s.status.followEdges},
+		lifecycle.Component{Name: "rules", Run: s.runRules},
 		lifecycle.Component{Name: "commands", Run: s.serveNATS},
 		lifecycle.Component{Name: "api", Stop: s.cfg.DrainTimeout + time.Second, Run: func(ctx context.Context) error {
 			return telemetry.Serve(ctx, telemetry.NewHTTPServer(s.routes(), s.log), ln, s.cfg.DrainTimeout)

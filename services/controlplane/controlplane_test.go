@@ -140,7 +140,14 @@ func TestChange(t *testing.T) {
 		t.Errorf("got %d %v", a.status, a.header)
 	}
 	want := events.ConfigReply{Version: 2, Changed: []string{"algorithm", "routes.fast.capacity", "routes.fast.refill_rate", "routes.slow.shadow_mode"}}
-	if diff := cmp.Diff(want, decodeJSON[events.ConfigReply](t, []byte(a.body))); diff != "" {
+	got := decodeJSON[events.ConfigReply](t, []byte(a.body))
+	for i, d := range got.Diff {
+		if i >= len(want.Changed) || d.Path != want.Changed[i] {
+			t.Errorf("the differences are %v", got.Diff)
+		}
+	}
+	got.Diff = nil
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("reply (-want +got)\n%s", diff)
 	}
 	// In force at once for who asks here, and as it is in the stream.
@@ -166,7 +173,7 @@ func TestNoOpMakesNoVersion(t *testing.T) {
 	for i := range 100 {
 		patch := []string{`{}`, `{"shadow_mode": false}`, `{"routes": {"fast": {"capacity": 7, "refill_rate": 10.0}}}`}[i%3]
 		a := p.do(t, http.MethodPost, "/api/control", patch)
-		if a.status != http.StatusOK || strings.TrimSpace(a.body) != `{"version":2,"changed":[]}` {
+		if a.status != http.StatusOK || strings.TrimSpace(a.body) != `{"version":2,"changed":[],"diff":[]}` {
 			t.Fatalf("%s: %d %s", patch, a.status, a.body)
 		}
 	}
@@ -259,8 +266,8 @@ func TestHTTPManners(t *testing.T) {
 	if a := p.do(t, "PUT", "/api/control", "{}"); a.header.Get("Allow") != "POST" {
 		t.Errorf("Allow is %q, want POST", a.header.Get("Allow"))
 	}
-	if a := p.do(t, "PUT", "/api/config", "{}"); a.header.Get("Allow") != "GET, HEAD" {
-		t.Errorf("Allow is %q, want GET, HEAD", a.header.Get("Allow"))
+	if a := p.do(t, "DELETE", "/api/config", ""); a.header.Get("Allow") != "GET, HEAD, PUT" {
+		t.Errorf("Allow is %q, want GET, HEAD, PUT", a.header.Get("Allow"))
 	}
 }
 
@@ -324,7 +331,7 @@ func TestTokenlessService(t *testing.T) {
 	open := bustest.Start(t)
 	startPlane(t, open, func(c *Config) { c.AdminToken, c.AllowTokenlessNATS = "", true })
 	reply, header = open.Client(t).Request(t, events.SubjectConfigCommand, []byte(`{"shadow_mode": true}`), nil)
-	if string(reply) != `{"version":2,"changed":["shadow_mode"]}` {
+	if string(reply) != `{"version":2,"changed":["shadow_mode"],"diff":[{"path":"shadow_mode","from":false,"to":true}]}` {
 		t.Errorf("over NATS where it is allowed: %s %v", reply, header)
 	}
 }
@@ -340,7 +347,7 @@ func TestCommandsOverNATS(t *testing.T) {
 		return string(reply), strings.Join(h["Nats-Service-Error-Code"], ",")
 	}
 
-	if reply, code := ask(`{"routes": {"fast": {"capacity": 3}}}`, withToken); code != "" || reply != `{"version":2,"changed":["routes.fast.capacity"]}` {
+	if reply, code := ask(`{"routes": {"fast": {"capacity": 3}}}`, withToken); code != "" || reply != `{"version":2,"changed":["routes.fast.capacity"],"diff":[{"path":"routes.fast.capacity","from":20,"to":3}]}` {
 		t.Errorf("a change: %s, code %q", reply, code)
 	}
 	if v, doc := p.config(t); v.Version != 2 || v.Via != "nats" || doc.Routes["fast"].Capacity != 3 {
@@ -607,7 +614,7 @@ func TestLostAnswerOfAPublish(t *testing.T) {
 	proxy.Mute()
 	next := p.versions.current().policy
 	next.ShadowMode = true
-	_, err = p.versions.append(t.Context(), at, "test", "http", next)
+	_, err = p.versions.append(t.Context(), at, caller{by: "test", via: "http"}, next)
 	if !errors.Is(err, bus.ErrUnavailable) {
 		t.Fatalf("got %v, want bus.ErrUnavailable", err)
 	}

@@ -2,11 +2,13 @@ package controlplane
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
 
 	"github.com/aegisrate/aegisrate/pkg/policy"
+	"github.com/aegisrate/aegisrate/services/controlplane/rulestore"
 )
 
 // problem is a refusal, as RFC 9457 has it. It is the body over HTTP and NATS alike.
@@ -22,6 +24,9 @@ type problem struct {
 	// RetryAfter is in seconds; 0: trying again does not help.
 	RetryAfter int64 `json:"retry_after,omitempty"`
 }
+
+// Error makes a refusal an error, for what takes a function that returns one.
+func (p *problem) Error() string { return p.Detail }
 
 func refuse(status int, detail string, args ...any) *problem {
 	return &problem{Type: "about:blank", Title: http.StatusText(status), Status: status, Detail: fmt.Sprintf(detail, args...)}
@@ -44,6 +49,23 @@ func (p *problem) result() string {
 		return "conflict"
 	default:
 		return "refused"
+	}
+}
+
+// failed is the refusal that an error of the rules stands for.
+func failed(err error) *problem {
+	var own *problem
+	switch {
+	case errors.As(err, &own):
+		return own
+	case errors.Is(err, rulestore.ErrNotFound):
+		return refuse(http.StatusNotFound, "there is no such user, address, key or plan")
+	case errors.Is(err, rulestore.ErrExists):
+		return refuse(http.StatusConflict, "the name, or a key, is taken; nothing was changed")
+	case errors.Is(err, rulestore.ErrInUse):
+		return refuse(http.StatusConflict, "users have this plan; give them another first")
+	default:
+		return unavailable("the rules can't be reached; a change may or may not have been made: %v", err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"github.com/aegisrate/aegisrate/pkg/bucket/store"
 	"github.com/aegisrate/aegisrate/pkg/bus"
 	"github.com/aegisrate/aegisrate/pkg/bus/bustest"
 	"github.com/aegisrate/aegisrate/pkg/events"
@@ -26,7 +27,8 @@ const token = "correct horse battery staple"
 // plane is a running controlplane and its client.
 type plane struct {
 	*Service
-	log *safeBuffer
+	log     *safeBuffer
+	buckets store.Store
 	// stop ends the service and waits for it.
 	stop func()
 }
@@ -61,13 +63,19 @@ func examplePolicy(t *testing.T) string {
 
 func newPlane(t *testing.T, b *bus.Bus, fn ...func(*Config)) *plane {
 	t.Helper()
+	return newPlaneOn(t, b, nil, fn...)
+}
+
+// newPlaneOn is newPlane with a store of buckets.
+func newPlaneOn(t *testing.T, b *bus.Bus, buckets store.Store, fn ...func(*Config)) *plane {
+	t.Helper()
 	cfg := DefaultConfig()
 	cfg.Addr, cfg.AdminToken = "127.0.0.1:0", token
 	for _, f := range fn {
 		f(&cfg)
 	}
-	p := &plane{log: new(safeBuffer)}
-	s, err := New(cfg, Deps{Bus: b, Log: zerolog.New(p.log), Registry: prometheus.NewRegistry()})
+	p := &plane{log: new(safeBuffer), buckets: buckets}
+	s, err := New(cfg, Deps{Bus: b, Store: p.buckets, Log: zerolog.New(p.log), Registry: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,6 +164,7 @@ func (p *plane) do(t *testing.T, method, path, body string, header ...string) an
 	if err != nil {
 		t.Fatal(err)
 	}
+	holdToOpenAPI(t, r, resp.StatusCode, resp.Header, string(data))
 	return answered{resp.StatusCode, resp.Header, string(data)}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/aegisrate/aegisrate/pkg/bucket"
 	"github.com/aegisrate/aegisrate/pkg/bus"
 	"github.com/aegisrate/aegisrate/pkg/events"
 )
@@ -98,6 +99,17 @@ func (s *status) tick(tick events.Health, at time.Time) {
 		return
 	}
 	s.upstreams[tick.Upstream] = heard[events.Health]{tick, at}
+}
+
+// multiplier is what edges multiply the quotas of the routes to an upstream by, in millionths.
+func (s *status) multiplier(upstream string) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, known := s.upstreams[upstream]
+	if !known || time.Since(h.at) > tickLife {
+		return bucket.One
+	}
+	return h.said.Multiplier
 }
 
 // statusReply is the answer of GET /api/status.

@@ -139,15 +139,24 @@ func (v *versions) latest(ctx context.Context) (*version, place, error) {
 	return v.current(), place{state.ID, last.Seq}, nil
 }
 
+// numbered gives a version of the stream as it was stored; bus.ErrNotFound where it has none of that number.
+func (v *versions) numbered(ctx context.Context, number uint64) (*version, error) {
+	m, err := v.bus.At(ctx, events.StreamConfig, number)
+	if err != nil {
+		return nil, err
+	}
+	return decode(m)
+}
+
 // append stores a version at the place given. bus.ErrConflict says that somebody
 // else was first; after bus.ErrUnavailable it may or may not have been stored.
-func (v *versions) append(ctx context.Context, at place, by, via string, p policy.Policy) (*version, error) {
+func (v *versions) append(ctx context.Context, at place, c caller, p policy.Policy) (*version, error) {
 	doc, err := policy.Encode(p)
 	if err != nil {
 		return nil, err
 	}
 	next := &version{
-		ConfigVersion: events.ConfigVersion{Version: at.seq + 1, By: by, Via: via, Time: time.Now().UTC(), Document: doc},
+		ConfigVersion: events.ConfigVersion{Version: at.seq + 1, By: c.by, Via: c.via, Time: time.Now().UTC(), Actor: c.actor, Reason: c.reason, Document: doc},
 		policy:        p,
 	}
 	data, err := events.Encode(next.ConfigVersion)
@@ -224,9 +233,9 @@ func (v *versions) provision(ctx context.Context) error {
 	// A stream that was lost gets back what was in force; a new one what the file says.
 	// Behind what is no version nobody who starts now would find the one in force.
 	if cur := v.current(); cur != nil && (state.Msgs == 0 || len(cur.foreign) == 0) {
-		_, err = v.append(ctx, at, "controlplane", "restore", cur.policy)
+		_, err = v.append(ctx, at, caller{by: "controlplane", via: "restore"}, cur.policy)
 	} else if v.initial != nil && state.Msgs == 0 {
-		_, err = v.append(ctx, at, "controlplane", "file", *v.initial)
+		_, err = v.append(ctx, at, caller{by: "controlplane", via: "file"}, *v.initial)
 	}
 	if errors.Is(err, bus.ErrConflict) {
 		return nil // another replica was first

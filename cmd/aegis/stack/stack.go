@@ -285,7 +285,7 @@ func (s *Stack) runControlplane(ctx context.Context, up func()) error {
 		cfg.PolicyFile = file
 		cfg.AdminToken = s.cfg.AdminToken
 		cfg.AllowTokenlessNATS = s.cfg.AdminToken == ""
-		c, err := controlplane.New(cfg, controlplane.Deps{Bus: d.bus, Log: d.log, Registry: d.registry})
+		c, err := controlplane.New(cfg, controlplane.Deps{Bus: d.bus, Store: d.store, Log: d.log, Registry: d.registry})
 		if err != nil {
 			return nil, err
 		}

@@ -49,6 +49,10 @@ type Store interface {
 	// It is idempotent: after ErrUnknown it may be called again.
 	Settle(ctx context.Context, s Settlement) (Settled, error)
 
+	// Adjust changes one bucket on an administrator's word: see Adjustment. After ErrUnknown a reset may be
+	// repeated; a grant that is may be given twice.
+	Adjust(ctx context.Context, a Adjustment) (ItemState, error)
+
 	// Meta reads a shard's settlement state; Epoch is "" where the shard has none.
 	Meta(ctx context.Context, shard int) (Meta, error)
 
@@ -175,6 +179,17 @@ type Item struct {
 	// Time is when the charge was made, Unix microseconds: a bucket that has since
 	// expired (was full) is charged at Time and refilled to now.
 	Time int64
+}
+
+// Adjustment is what an administrator does to one bucket: a reset, or a grant.
+type Adjustment struct {
+	Client string
+	Limit  Limit
+	// Reset makes the bucket whole, debt and grace included, as a new generation: what edges remember of
+	// the old one says nothing about it. What is settled later still counts.
+	Reset bool
+	// Grant is what is given back, in micro-tokens, never above the capacity; 0 for a reset.
+	Grant int64
 }
 
 // SettleStatus says what became of a settlement.

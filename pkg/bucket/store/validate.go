@@ -109,6 +109,17 @@ func (s Settlement) Validate() error {
 	return nil
 }
 
+// Validate reports, as ErrInvalid, the first field that breaks Adjustment's documentation.
+func (a Adjustment) Validate() error {
+	if err := validBucket(a.Limit.Scope, a.Limit.Spec); err != nil {
+		return fmt.Errorf("%w: limit: %w", ErrInvalid, err)
+	}
+	if a.Reset && a.Grant != 0 || !a.Reset && (a.Grant < 1 || a.Grant > bucket.MaxMicro) {
+		return fmt.Errorf("%w: grant %d: want none with a reset, else 1 to %d micro-tokens", ErrInvalid, a.Grant, int64(bucket.MaxMicro))
+	}
+	return nil
+}
+
 // ValidateBegin reports, as ErrInvalid, arguments that Begin can't take.
 func ValidateBegin(shard int, stream string, cursor uint64) error {
 	if err := ValidateShard(shard); err != nil {

@@ -222,6 +222,31 @@ func (sh *shard) apply(st store.Settlement, now int64) []store.ItemState {
 	return out
 }
 
+// Adjust implements store.Store.
+func (s *Store) Adjust(ctx context.Context, a store.Adjustment) (store.ItemState, error) {
+	if err := a.Validate(); err != nil {
+		return store.ItemState{}, err
+	}
+	if ctx.Err() != nil {
+		return store.ItemState{}, store.ErrUnavailable
+	}
+	sh := &s.shards[store.ShardOf(a.Client)]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := s.clock()
+	spec := a.Limit.Spec
+	k := key{spec.Kind, a.Limit.Scope, a.Client}
+	_, e := sh.read(k, spec, now)
+	if a.Reset {
+		e.State, e.Gen, e.Seq = bucket.Full(spec, now), max(now, e.Gen+1), 0
+	} else {
+		e.State = e.State.As(e.Spec, spec, now).At(spec, now).Give(spec, a.Grant)
+	}
+	sh.write(k, &e, spec, now)
+	remaining, _ := e.State.Balance(spec, now)
+	return store.ItemState{Remaining: remaining, Gen: e.Gen, Seq: e.Seq}, nil
+}
+
 // kept is the spec to settle an item of spec into a bucket last written under stored: the
 // item's own, unless the algorithm or window has been switched since it was charged.
 func kept(was, spec bucket.Spec) bucket.Spec {

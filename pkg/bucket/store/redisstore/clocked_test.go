@@ -34,7 +34,7 @@ type clocked struct {
 func onRedis(t testing.TB) storetest.Clocked {
 	t.Helper()
 	c := &clocked{Store: open(t, Options{Addrs: []string{redistest.Start(t).Addr}}), t: t, touched: map[string]bool{}}
-	for _, sc := range []*script{&c.check, &c.giveBack, &c.settle, &c.begin} {
+	for _, sc := range []*script{&c.check, &c.giveBack, &c.settle, &c.begin, &c.adjust} {
 		text := strings.Replace(sc.text, lua.Clock, "local function clock() return tonumber(redis.call('GET', '"+clockKey+"')) end\n", 1)
 		if text == sc.text {
 			t.Fatal("the script has no clock to replace")
@@ -108,6 +108,12 @@ func (c *clocked) Settle(ctx context.Context, st store.Settlement) (store.Settle
 	keys, _ := settleCall(st)
 	c.touch(keys[1:])
 	return c.Store.Settle(ctx, st)
+}
+
+func (c *clocked) Adjust(ctx context.Context, a store.Adjustment) (store.ItemState, error) {
+	keys, _ := adjustCall(a)
+	c.touch(keys)
+	return c.Store.Adjust(ctx, a)
 }
 
 func (c *clocked) touch(keys []string) {

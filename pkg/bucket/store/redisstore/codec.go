@@ -71,6 +71,22 @@ func settleCall(s store.Settlement) (keys []string, args []any) {
 	return keys, args
 }
 
+// adjustCall is the keys and arguments of adjust.lua.
+func adjustCall(a store.Adjustment) (keys []string, args []any) {
+	op := "grant"
+	if a.Reset {
+		op = "reset"
+	}
+	keys = appendBucketKeys(nil, a.Limit.Spec.Kind, a.Limit.Scope, a.Client)
+	return keys, appendSpec([]any{op, a.Grant}, a.Limit.Spec)
+}
+
+func decodeAdjusted(reply []any) (store.ItemState, error) {
+	a := answer{reply: reply}
+	s := store.ItemState{Remaining: a.int(), Gen: a.int(), Seq: a.int()}
+	return s, a.done()
+}
+
 // answer reads a script's reply in order. The first thing that is not what it should be sticks.
 type answer struct {
 	reply []any

@@ -18,7 +18,7 @@ type Store struct {
 	// pinger has a connection of its own, so that a ping tells of the server and not of the pool.
 	pinger redis.UniversalClient
 
-	check, giveBack, settle, begin script
+	check, giveBack, settle, begin, adjust script
 
 	// batchers gather checks, by the node they go to; "" without a cluster.
 	batchers sync.Map
@@ -47,7 +47,9 @@ func New(o Options) (*Store, error) {
 	o = o.withDefaults()
 	quiet()
 	s := &Store{timeout: o.Timeout}
-	for name, sc := range map[string]*script{"check": &s.check, "return": &s.giveBack, "settle": &s.settle, "begin": &s.begin} {
+	for name, sc := range map[string]*script{
+		"check": &s.check, "return": &s.giveBack, "settle": &s.settle, "begin": &s.begin, "adjust": &s.adjust,
+	} {
 		var err error
 		if *sc, err = loadScript(name); err != nil {
 			return nil, err
@@ -199,6 +201,19 @@ func (s *Store) Settle(ctx context.Context, st store.Settlement) (store.Settled,
 		return store.Settled{}, fmt.Errorf("settle: %w", err)
 	}
 	return decodeSettled(reply, len(st.Items))
+}
+
+// Adjust implements store.Store.
+func (s *Store) Adjust(ctx context.Context, a store.Adjustment) (store.ItemState, error) {
+	if err := a.Validate(); err != nil {
+		return store.ItemState{}, err
+	}
+	keys, args := adjustCall(a)
+	reply, err := s.run(ctx, s.adjust, keys, args)
+	if err != nil {
+		return store.ItemState{}, fmt.Errorf("adjust: %w", err)
+	}
+	return decodeAdjusted(reply)
 }
 
 // Meta implements store.Store.

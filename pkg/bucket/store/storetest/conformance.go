@@ -42,6 +42,8 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		"SettleOncePerBucket":         testSettleOncePerBucket,
 		"SettleAnotherStream":         testSettleAnotherStream,
 		"SettlePrunesBoots":           testSettlePrunesBoots,
+		"AdjustResets":                testReset,
+		"AdjustGrants":                testGrant,
 		"CancelledContext":            testCancelled,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -521,4 +523,70 @@ func testCancelled(t *testing.T, s store.Store) {
 		t.Errorf("settle: %v", err)
 	}
 	equal(t, "tier", check(t, s, "c", one, limit("r", still(1))).Tier, bucket.Green)
+}
+
+func adjust(t *testing.T, s store.Store, a store.Adjustment) store.ItemState {
+	t.Helper()
+	got, err := s.Adjust(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// testReset: a reset makes a bucket whole as a new generation, and settles nothing again.
+func testReset(t *testing.T, s store.Store) {
+	l := store.Limit{Scope: "r", Spec: withGrace(still(10), 2)}
+	before := check(t, s, "c", 10*one, l).Limits[0]
+	settlement := func(seq uint64, delta int64) store.Settlement {
+		return store.Settlement{Shard: store.ShardOf("c"), Stream: "s", Prev: seq - 1, Seq: seq, Boot: "b", N: seq,
+			Items: []store.Item{{Client: "c", Scope: "r", Spec: l.Spec, Delta: delta, Time: before.Gen}}}
+	}
+	if _, err := s.Begin(t.Context(), store.ShardOf("c"), "s", 0); err != nil {
+		t.Fatal(err)
+	}
+	settle(t, s, settlement(1, 30*one), store.Applied)
+	got := adjust(t, s, store.Adjustment{Client: "c", Limit: l, Reset: true})
+	if got.Remaining != 10*one || got.Gen <= before.Gen || got.Seq != 1 {
+		t.Errorf("after a reset: %+v; the generation before was %d", got, before.Gen)
+	}
+	if again := adjust(t, s, store.Adjustment{Client: "c", Limit: l, Reset: true}); again.Gen <= got.Gen || again.Seq != 1 {
+		t.Errorf("after another: %+v", again)
+	}
+	// What was settled stays marked, so that a replay does not settle it again.
+	if x := check(t, s, "c", 0, l).Limits[0]; x.Remaining != 10*one || x.Grace != 2*one || x.Settled == 0 {
+		t.Errorf("%+v", x)
+	}
+	// What is settled later still counts.
+	near(t, "remaining", settle(t, s, settlement(2, 4*one), store.Applied).Items[0].Remaining, 6*one)
+	// A bucket that nobody ever charged gets a generation too.
+	if x := adjust(t, s, store.Adjustment{Client: "new", Limit: l, Reset: true}); x.Remaining != 10*one || x.Gen == 0 || x.Seq != 1 {
+		t.Errorf("%+v", x)
+	}
+}
+
+// testGrant: a grant gives back, out of debt too, and never above the capacity.
+func testGrant(t *testing.T, s store.Store) {
+	token := store.Limit{Scope: "r", Spec: still(10)}
+	sliding := store.Limit{Scope: "w", Spec: bucket.Spec{Kind: bucket.SlidingWindow, Capacity: 10 * one, Window: 3600}}
+	daily := store.Limit{Scope: bucket.ScopeDay, Spec: bucket.Spec{Kind: bucket.DailyQuota, Capacity: 10 * one}}
+	for _, l := range []store.Limit{token, sliding, daily} {
+		before := check(t, s, "c", 8*one, l).Limits[0]
+		got := adjust(t, s, store.Adjustment{Client: "c", Limit: l, Grant: 5 * one})
+		near(t, l.Scope, got.Remaining, 7*one)
+		if got.Gen != before.Gen || got.Seq != before.Seq+1 {
+			t.Errorf("%s: %+v, before it %+v", l.Scope, got, before)
+		}
+		if got = adjust(t, s, store.Adjustment{Client: "c", Limit: l, Grant: bucket.MaxMicro}); got.Remaining != 10*one {
+			t.Errorf("%s: %+v", l.Scope, got)
+		}
+	}
+	for _, a := range []store.Adjustment{
+		{Client: "c", Limit: token}, {Client: "c", Limit: token, Grant: -1}, {Client: "c", Limit: token, Grant: bucket.MaxMicro + 1},
+		{Client: "c", Limit: token, Reset: true, Grant: 1}, {Client: "c", Reset: true},
+	} {
+		if _, err := s.Adjust(t.Context(), a); !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("%+v: got %v", a, err)
+		}
+	}
 }

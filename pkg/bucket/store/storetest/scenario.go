@@ -32,6 +32,8 @@ import (
 //	settle <client> seq=1 prev=0 n=1 boot=b <scope>=<delta>[@<age>] ... -> applied <scope>.<field>=<value>...
 //	    fields: remaining, forgiven, seq. age is how long ago the charge was made. prev is the
 //	    cursor last seen where it is left out, n is seq, boot is b.
+//	reset <client> <scope> -> remaining=<tokens> seq=<n>
+//	grant <client> <scope> <tokens> -> remaining=<tokens> seq=<n>
 //	stored <client> <scope> <kind> -> none | <field>=<value>... expires=<duration from now>
 //	    fields as in Redis
 func Scenarios(t *testing.T, dir string, open func(t testing.TB) Clocked) {
@@ -111,11 +113,31 @@ func (sc *scenario) run(t *testing.T, line string) error {
 		return sc.store.Return(t.Context(), r)
 	case "settle":
 		return sc.settle(t, args, expect)
+	case "reset", "grant":
+		return sc.adjust(t, args, expect)
 	case "stored":
 		return sc.stored(args, expect)
 	default:
 		return fmt.Errorf("unknown verb %q", verb)
 	}
+}
+
+func (sc *scenario) adjust(t *testing.T, args, expect []string) error {
+	a := store.Adjustment{Client: args[0], Limit: store.Limit{Scope: args[1], Spec: sc.limits[args[1]]}, Reset: len(args) == 2}
+	if !a.Reset {
+		var err error
+		if a.Grant, err = micro(args[2]); err != nil {
+			return err
+		}
+	}
+	got, err := sc.store.Adjust(t.Context(), a)
+	if err != nil {
+		return err
+	}
+	if said := []string{"remaining=" + amount(got.Remaining), "seq=" + strconv.FormatInt(got.Seq, 10)}; !slices.Equal(said, expect) {
+		return fmt.Errorf("got %v", said)
+	}
+	return nil
 }
 
 func (sc *scenario) limit(args []string) error {

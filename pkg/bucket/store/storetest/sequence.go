@@ -140,6 +140,8 @@ func (s *sequence) step(t testing.TB) error {
 		return s.settle(t)
 	case 7, 8:
 		return s.giveBack(t)
+	case 9:
+		return s.adjust(t)
 	default:
 		if s.IntN(3) > 0 {
 			if err := s.move(); err != nil {
@@ -415,6 +417,35 @@ func (s *sequence) settle(t testing.TB) error {
 		}
 	}
 	return nil
+}
+
+// adjust resets or grants. It is not the model's to judge (scenarios and the conformance suite do):
+// that goes on from what is stored.
+func (s *sequence) adjust(t testing.TB) error {
+	a := store.Adjustment{Client: pick(s, s.clients...), Limit: pick(s, s.limits...), Reset: s.IntN(2) == 0}
+	if !a.Reset {
+		a.Grant = pick(s, 1, one, 9*one, a.Limit.Spec.Capacity, bucket.MaxMicro)
+	}
+	s.note("adjust %+v", a)
+	var first store.ItemState
+	for i, st := range s.stores {
+		got, err := st.Adjust(t.Context(), a)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			first = got
+		} else if got != first {
+			return fmt.Errorf("adjustments of store 0 and %d differ:\n%s", i, cmp.Diff(first, got))
+		}
+	}
+	ids := s.ids(a.Client)
+	after, err := s.same(ids)
+	if err != nil {
+		return err
+	}
+	k := modelKey{a.Client, a.Limit.Scope}
+	return s.model.adopt(k, a.Limit.Spec, after[find(ids, after, k)].Fields)
 }
 
 // ids are all places where a client's buckets may be.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/aegisrate/aegisrate/pkg/bucket/store/redisstore"
 	"github.com/aegisrate/aegisrate/pkg/bus"
 	"github.com/aegisrate/aegisrate/pkg/lifecycle"
 	"github.com/aegisrate/aegisrate/pkg/telemetry"
@@ -42,6 +43,7 @@ func main() {
 type runCommand struct {
 	Controlplane controlplane.Config `embed:""`
 	NATS         bus.Config          `embed:""`
+	Redis        redisstore.Options  `embed:""`
 	AdminAddr    string              `name:"admin-addr" env:"AEGIS_ADMIN_ADDR" default:"127.0.0.1:8084" help:"Where /healthz, /readyz and /metrics are served."`
 	LogLevel     string              `name:"log-level" env:"AEGIS_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level to log: debug, info, warn or error."`
 	LogFormat    string              `name:"log-format" env:"AEGIS_LOG_FORMAT" default:"json" enum:"json,console" help:"json or console."`
@@ -52,15 +54,21 @@ func (c *runCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.NATS.Name = "controlplane"
+	c.NATS.Name, c.Controlplane.AdminToken = "controlplane", os.Getenv(controlplane.TokenEnv)
 	b, err := bus.Connect(ctx, c.NATS, log)
 	if err != nil {
 		return err
 	}
 	defer b.Close()
 
+	store, err := redisstore.New(c.Redis)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+
 	reg := telemetry.NewRegistry("controlplane")
-	service, err := controlplane.New(c.Controlplane, controlplane.Deps{Bus: b, Log: log, Registry: reg})
+	service, err := controlplane.New(c.Controlplane, controlplane.Deps{Bus: b, Store: store, Log: log, Registry: reg})
 	if err != nil {
 		return err
 	}
