@@ -151,6 +151,7 @@ func TestAnswersAreFlushed(t *testing.T) {
 	for name, header := range map[string]http.Header{
 		"server-sent events": {"Content-Type": {"text/event-stream"}},
 		"a declared length":  {"Content-Type": {"application/octet-stream"}, "Content-Length": {"27"}},
+		"a large one":        {"Content-Type": {"application/octet-stream"}, "Content-Length": {"100000"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -161,6 +162,9 @@ func TestAnswersAreFlushed(t *testing.T) {
 					fmt.Fprintf(w, "data: %d\n\n", i)
 					http.NewResponseController(w).Flush()
 					<-next
+				}
+				if n, _ := strconv.Atoi(w.Header().Get("Content-Length")); n > 27 {
+					w.Write(make([]byte, n-27))
 				}
 			})
 			r := newRig(t, rigConfig{policy: policyFor(url)})
@@ -179,6 +183,7 @@ func TestAnswersAreFlushed(t *testing.T) {
 				}
 				next <- struct{}{}
 			}
+			io.Copy(io.Discard, res.Body)
 			if e := r.event(); e.Outcome != events.OutcomeOK || e.Duration < e.Latency {
 				t.Errorf("event %+v", e)
 			}

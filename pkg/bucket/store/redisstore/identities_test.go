@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,6 +19,13 @@ func FuzzIdentities(f *testing.F) {
 		{"r", "user:alice", "s", "user:alice"}, {"r", "user:alice", "r", "user:alice"}, {"r", "a%3Ab", "r", "a:b"}, {"r", "~x", "r", "\x7ex"}, {"r", "\xff\x00", "r", "\xfe\x00"},
 	} {
 		f.Add(seed[0], seed[1], seed[2], seed[3])
+	}
+	for n := range 1000 { // such a pair in one shard
+		c := strconv.Itoa(n)
+		if store.ShardOf(c) == store.ShardOf("b:"+c) {
+			f.Add("a:b", c, "a", "b:"+c)
+			break
+		}
 	}
 	redis := onRedis(f).(*clocked)
 	f.Fuzz(func(t *testing.T, scope, client, otherScope, otherClient string) {
