@@ -21,9 +21,8 @@ func FuzzIdentities(f *testing.F) {
 		f.Add(seed[0], seed[1], seed[2], seed[3])
 	}
 	for n := range 1000 { // such a pair in one shard
-		c := strconv.Itoa(n)
-		if store.ShardOf(c) == store.ShardOf("b:"+c) {
-			f.Add("a:b", c, "a", "b:"+c)
+		if b := strconv.Itoa(n); store.ShardOf("c") == store.ShardOf(b+":c") {
+			f.Add("a:"+b, "c", "a", b+":c")
 			break
 		}
 	}
