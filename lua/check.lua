@@ -63,8 +63,8 @@ local function refused_for(b, spec, cost, wait)
   return wait == NEVER and yellow or min(wait, yellow)
 end
 
--- decide(cost, shadow, want, share, wanted): the reply to a request whose limits are wanted, from the keys of the first on.
-local function decide(cost, shadow, want, share, wanted)
+-- decide(cost, shadow, want, among, wanted): the reply to a request whose limits are wanted, from the keys of the first on.
+local function decide(cost, shadow, want, among, wanted)
   local buckets, tier, granted, k = {}, GREEN, want, keys
   for i, spec in ipairs(wanted) do
     local key, before = KEYS[k], spec.algorithm.switches and KEYS[k + 1]
@@ -81,7 +81,7 @@ local function decide(cost, shadow, want, share, wanted)
     b.tier = tier_of(b, spec, cost)
     tier = max(tier, b.tier)
     if want > 0 then
-      granted = min(granted, floor((b.balance - cost) / share))
+      granted = min(granted, floor((b.balance - cost) / among))
     end
     buckets[i] = b
   end
@@ -120,10 +120,10 @@ end
 
 local replies, n = {now}, 1
 while args <= #ARGV do
-  local cost, mode, want, share = tonumber(ARGV[args]), ARGV[args + 1], 0, 1
+  local cost, mode, want, among = tonumber(ARGV[args]), ARGV[args + 1], 0, 1
   args = args + 2
   if mode == '2' then
-    want, share = tonumber(ARGV[args]), tonumber(ARGV[args + 1])
+    want, among = tonumber(ARGV[args]), tonumber(ARGV[args + 1])
     args = args + 2
   end
   local limits, wanted, taken = tonumber(ARGV[args]), {}, 0
@@ -131,7 +131,7 @@ while args <= #ARGV do
     wanted[i] = specs[tonumber(ARGV[args + i])]
     taken = taken + (wanted[i].algorithm.switches and 2 or 1)
   end
-  local reply = decide(cost, mode == '1', want, share, wanted)
+  local reply = decide(cost, mode == '1', want, among, wanted)
   if type(reply) == 'string' and string.sub(reply, 1, 8) == 'READONLY' then
     return redis.error_reply(reply)
   end
