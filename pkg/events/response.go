@@ -94,6 +94,8 @@ const (
 	OutcomeReset Outcome = "reset"
 	// OutcomeAborted: the client went away before the answer was whole.
 	OutcomeAborted Outcome = "aborted"
+	// OutcomeRefused: a limit that is kept elsewhere refused it after it was charged; the upstream never knew.
+	OutcomeRefused Outcome = "refused"
 )
 
 func (ResponseBatch) wireType() string { return "aegis.response.v1" }
@@ -123,7 +125,7 @@ func (e Response) valid(specs int) error {
 		return errors.New("time must be positive, base, rates and durations not negative")
 	}
 	switch e.Outcome {
-	case OutcomeOK, OutcomeUnreached, OutcomeTimeout, OutcomeReset, OutcomeAborted:
+	case OutcomeOK, OutcomeUnreached, OutcomeTimeout, OutcomeReset, OutcomeAborted, OutcomeRefused:
 	default:
 		return fmt.Errorf("unknown outcome %q", e.Outcome)
 	}

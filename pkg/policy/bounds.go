@@ -17,6 +17,11 @@ type bound struct {
 
 const quotaHint = "to refuse every request set deny: true, for no limit leave the quota out"
 
+const unlimitedHint = "for no limit leave it out"
+
+// MaxPerWindow bounds what a fixed window counts: sums of many stay exact integers.
+const MaxPerWindow = 1_000_000_000
+
 // leastRate is a micro-token per second, and the least that a rate can be.
 const leastRate = 1.0 / bucket.One
 
@@ -57,6 +62,13 @@ var bounds = map[string]bound{
 	"rate":        {min: leastRate, max: bucket.MaxTokens, hint: "for an unlimited rate leave rate and burst out"},
 	"burst":       {min: 1, max: bucket.MaxTokens, hint: "for an unlimited rate leave rate and burst out"},
 	"daily_quota": {min: 0, max: bucket.MaxTokens},
+
+	"rpm":               {min: 1, max: MaxPerWindow, hint: unlimitedHint},
+	"tpm":               {min: 1, max: MaxPerWindow, hint: unlimitedHint},
+	"requestsPerSecond": {min: 1, max: MaxPerWindow, hint: unlimitedHint},
+	"default_tokens":    {min: 1, max: MaxPerWindow},
+	"max_reserve":       {min: 1, max: MaxPerWindow},
+	"inspect_bytes":     {min: 1 << 10, max: 16 << 20},
 }
 
 // problem says why x is out of bounds, or "". The zero bound takes every finite number; what has it is

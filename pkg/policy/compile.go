@@ -40,7 +40,7 @@ func Compile(p Policy, version uint64) (*Table, error) {
 			if _, err := hex.Decode(digest[:], []byte(h)); err != nil {
 				return nil, fmt.Errorf("policy: users.%s: %w", name, err)
 			}
-			t.users[digest] = UserRules{Name: name, Plan: u.Plan, Admin: u.Admin}
+			t.users[digest] = UserRules{Name: name, Plan: u.Plan, Admin: u.Admin, RPM: u.RPM, TPM: u.TPM}
 		}
 	}
 	for name, r := range p.Routes {
@@ -52,13 +52,16 @@ func Compile(p Policy, version uint64) (*Table, error) {
 }
 
 func (u Upstream) compile() (UpstreamRules, error) {
-	parsed, err := url.Parse(u.URL)
-	if err != nil {
-		return UpstreamRules{}, err
+	urls := make([]*url.URL, len(u.places()))
+	for i, place := range u.places() {
+		var err error
+		if urls[i], err = url.Parse(place); err != nil {
+			return UpstreamRules{}, err
+		}
 	}
 	h := u.Health
 	return UpstreamRules{
-		URL:              parsed,
+		URLs:             urls,
 		Timeout:          seconds(u.TimeoutSeconds),
 		TrustComputeCost: *u.TrustComputeCost,
 		PassHost:         *u.PassHost,
@@ -96,6 +99,7 @@ func (p Policy) compileRoute(name string, r Route) *Rules {
 		deferMethods:      r.DeferMethods,
 		Headers:           r.Headers,
 		CORS:              r.CORS,
+		LLM:               r.LLM,
 		limits:            make(map[string][]ScopedLimit, len(p.Plans)+1),
 		byUser:            make(map[string][]ScopedLimit, len(r.Users)),
 	}
@@ -117,7 +121,8 @@ func (p Policy) compileRoute(name string, r Route) *Rules {
 }
 
 // resolve gives the limits of a client with this quota on the route and this
-// plan. One of them at the most can have grace: the route's own, else the plan's.
+// plan. One of them at the most can have grace: the route's own, else the plan's. On an LLM route
+// none has (Degrade is off): a call can't be answered by less, nor put off.
 func (r *Rules) resolve(q Quota, plan Plan) []ScopedLimit {
 	var limits []ScopedLimit
 	grace := r.Degrade != DegradeOff

@@ -26,10 +26,10 @@ func (o Override) Validate(p Policy, at string) error {
 	v.numbers(reflect.ValueOf(o), at)
 	if o.Route == "" {
 		if o.Quota != (Quota{}) {
-			v.errs.add(at, 0, "a quota needs a route; over all routes set rate and burst, or daily_quota")
+			v.errs.add(at, 0, "a quota needs a route; over all routes set rate and burst, daily_quota, rpm or tpm")
 		}
 		if reflect.ValueOf(o.Plan).IsZero() {
-			v.errs.add(at, 0, "is empty; set rate and burst, or daily_quota")
+			v.errs.add(at, 0, "is empty; set rate and burst, daily_quota, rpm or tpm")
 		}
 		v.plan(at, o.Plan)
 		return v.errs.err()
@@ -40,7 +40,7 @@ func (o Override) Validate(p Policy, at string) error {
 		return v.errs.err()
 	}
 	if !reflect.ValueOf(o.Plan).IsZero() {
-		v.errs.add(at, 0, "rate, burst and daily_quota hold over all routes; on a route set its quota")
+		v.errs.add(at, 0, "rate, burst, daily_quota, rpm and tpm hold over all routes; on a route set its quota")
 	}
 	v.override(at, o.Quota, v.p.algorithmOf(r))
 	return v.errs.err()
@@ -74,7 +74,7 @@ func (t *Table) overridden(r *Rules, user UserRules, plan string) []ScopedLimit 
 	over := t.policy.Plans[plan]
 	for _, o := range *user.Overrides {
 		switch {
-		case o.Route == "":
+		case o.Route == "" && (o.Rate != 0 || o.DailyQuota != 0): // else it says rpm and tpm alone
 			over = o.Plan
 		case o.Route == r.Name && o.fits(r.Algorithm):
 			quota = o.Quota

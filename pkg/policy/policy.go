@@ -9,6 +9,7 @@ const (
 	MaxUpstreams = 256
 	MaxPlans     = 64
 	MaxUsers     = 10_000
+	MaxProfiles  = 64
 )
 
 // Policy is a whole configuration. Its JSON and YAML forms have the same keys;
@@ -29,12 +30,16 @@ type Policy struct {
 	Users map[string]User `json:"users"`
 	// AnonymousPlan limits clients without a verified key; "" gives them no plan.
 	AnonymousPlan string `json:"anonymous_plan,omitempty"`
+	// Profiles are what clients of LLM routes choose from by the header config-profile.
+	Profiles map[string]Profile `json:"profiles,omitempty"`
 }
 
 // Upstream is a backend that routes point to.
 type Upstream struct {
 	// URL is http(s)://host[:port][/prefix].
-	URL string `json:"url"`
+	URL string `json:"url,omitempty"`
+	// URLs are several places that serve the same, in place of URL; requests take turns, unless a profile says otherwise.
+	URLs []string `json:"urls,omitempty"`
 	// TimeoutSeconds bounds the wait for the response head; default 30.
 	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
 	// TrustComputeCost lets this upstream set the cost by X-Compute-Cost; default true.
@@ -74,6 +79,10 @@ type Route struct {
 	Host     string   `json:"host,omitempty"`
 	Methods  []string `json:"methods,omitempty"`
 	Upstream string   `json:"upstream"`
+	// Kind is http (default) or llm: a route in front of an OpenAI-compatible API, whose calls are held to RPM, TPM and profiles.
+	Kind RouteKind `json:"kind,omitempty"`
+	// LLM is how calls are reckoned, on a route of that kind.
+	LLM *LLM `json:"llm,omitempty"`
 	// Deny refuses every request of the route (403). It is the only way to say "nothing": a quota of 0 is an error.
 	Deny bool `json:"deny,omitempty"`
 	// Algorithm and ShadowMode override the policy's.
@@ -148,6 +157,53 @@ const (
 	DegradeOff Degrade = "off"
 )
 
+// RouteKind says what passes on a route.
+type RouteKind string
+
+// The kinds.
+const (
+	HTTP RouteKind = "http"
+	LLMs RouteKind = "llm"
+)
+
+// LLM is how the tokens of a call are reckoned before the upstream has counted them.
+type LLM struct {
+	// DefaultTokens are reserved for the answer of a call that names no bound; default 256.
+	DefaultTokens int64 `json:"default_tokens,omitempty"`
+	// MaxReserve caps what a call reserves, prompt and answer; default 1,024.
+	MaxReserve int64 `json:"max_reserve,omitempty"`
+	// InspectBytes is how much of a body is looked into; default 1 MiB.
+	InspectBytes int64 `json:"inspect_bytes,omitempty"`
+	// AddUsage asks for usage in streams whose clients do not, and removes it again; default true.
+	AddUsage *bool `json:"add_usage,omitempty"`
+}
+
+// Profile is a way to use an LLM route. Its keys are spelled as in AIBrix' config profiles.
+type Profile struct {
+	// RoutingStrategy picks among an upstream's several URLs: least-request, round-robin or random; default round-robin.
+	RoutingStrategy RoutingStrategy `json:"routingStrategy,omitempty"`
+	// RequestsPerSecond bounds the calls of each model, of all clients together; 0: no bound.
+	RequestsPerSecond int64 `json:"requestsPerSecond,omitempty"`
+	// Models have a bound of their own in place of that.
+	Models []ModelRate `json:"models,omitempty"`
+}
+
+// ModelRate is the bound of one model.
+type ModelRate struct {
+	Model             string `json:"model"`
+	RequestsPerSecond int64  `json:"requestsPerSecond"`
+}
+
+// RoutingStrategy picks one of an upstream's URLs.
+type RoutingStrategy string
+
+// The strategies.
+const (
+	LeastRequest RoutingStrategy = "least-request"
+	RoundRobin   RoutingStrategy = "round-robin"
+	Random       RoutingStrategy = "random"
+)
+
 // HeaderFamily is a way to tell clients of their limits.
 type HeaderFamily string
 
@@ -196,6 +252,9 @@ type Plan struct {
 	Burst int64   `json:"burst,omitempty"`
 	// DailyQuota is in tokens per UTC day; 0 or absent: unlimited.
 	DailyQuota int64 `json:"daily_quota,omitempty"`
+	// RPM and TPM are calls and their tokens per minute over all LLM routes; 0 or absent: unlimited.
+	RPM int64 `json:"rpm,omitempty"`
+	TPM int64 `json:"tpm,omitempty"`
 }
 
 // User is a client known by its API keys.
@@ -203,6 +262,9 @@ type User struct {
 	Plan string `json:"plan,omitempty"`
 	// Admin exempts from every limit.
 	Admin bool `json:"admin,omitempty"`
+	// RPM and TPM are the user's own, each in place of the plan's.
+	RPM int64 `json:"rpm,omitempty"`
+	TPM int64 `json:"tpm,omitempty"`
 	// KeyHashes are SHA-256 digests of the user's API keys, in hex. Keys themselves are never configured.
 	KeyHashes []string `json:"key_hashes"`
 }

@@ -43,6 +43,13 @@ func policies(t *rapid.T) policy.Policy {
 		Upstreams: map[string]policy.Upstream{}, Routes: map[string]policy.Route{}, Plans: policy.DefaultPlans(), Users: map[string]policy.User{},
 		AnonymousPlan: rapid.SampledFrom([]string{"", "free", "p0"}).Draw(t, "anonymous"),
 	}
+	if rapid.Bool().Draw(t, "profiles") {
+		p.Profiles = map[string]policy.Profile{"p": {
+			RoutingStrategy:   rapid.SampledFrom([]policy.RoutingStrategy{"", policy.LeastRequest, policy.Random}).Draw(t, "strategy"),
+			RequestsPerSecond: rapid.Int64Range(0, policy.MaxPerWindow).Draw(t, "per second"),
+			Models:            rapid.SampledFrom([][]policy.ModelRate{nil, {}, {{Model: "a/b:7 {\"", RequestsPerSecond: 1}}}).Draw(t, "models"),
+		}}
+	}
 	for i := range rapid.IntRange(1, 3).Draw(t, "upstreams") {
 		p.Upstreams[fmt.Sprintf("u%d", i)] = policy.Upstream{
 			URL:              rapid.SampledFrom([]string{"http://h", "https://10.0.0.1:8443/a%20b", "http://[::1]:1/x<y>&z"}).Draw(t, "url"),
@@ -56,7 +63,15 @@ func policies(t *rapid.T) policy.Policy {
 			},
 		}
 	}
-	p.Plans["p0"] = policy.Plan{DailyQuota: rapid.Int64Range(0, bucket.MaxTokens).Draw(t, "daily")}
+	if rapid.Bool().Draw(t, "several places") {
+		u := p.Upstreams["u0"]
+		u.URL, u.URLs = "", []string{"http://a", "https://b/c"}
+		p.Upstreams["u0"] = u
+	}
+	p.Plans["p0"] = policy.Plan{
+		DailyQuota: rapid.Int64Range(0, bucket.MaxTokens).Draw(t, "daily"),
+		RPM:        rapid.Int64Range(0, policy.MaxPerWindow).Draw(t, "rpm"), TPM: rapid.Int64Range(0, policy.MaxPerWindow).Draw(t, "tpm"),
+	}
 	for i := range rapid.IntRange(0, 3).Draw(t, "users") {
 		key := make([]byte, 32)
 		key[0] = byte(i)
@@ -83,6 +98,10 @@ func policies(t *rapid.T) policy.Policy {
 				nil, {AllowedOrigins: []string{"*"}},
 				{AllowedOrigins: []string{"https://*.example.com:8443", "null"}, AllowedMethods: []string{"GET"}, AllowedHeaders: []string{"*"}, ExposeHeaders: []string{}, AllowCredentials: true, MaxAgeSeconds: 1},
 			}).Draw(t, "cors"),
+		}
+		if rapid.Bool().Draw(t, "llm") {
+			r.Kind, r.Degrade = policy.LLMs, ""
+			r.LLM = rapid.SampledFrom([]*policy.LLM{nil, {}, {MaxReserve: 7, AddUsage: new(false), InspectBytes: 1 << 10}}).Draw(t, "reckoning")
 		}
 		if rapid.Bool().Draw(t, "priced") {
 			r.Cost = new(rapid.Float64Range(0, 1_000_000).Draw(t, "cost"))

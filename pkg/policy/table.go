@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"net/url"
 	"slices"
@@ -31,6 +32,8 @@ type Rules struct {
 	// Headers are the families of limit headers to send, at least one. CORS is nil where the route has none.
 	Headers []HeaderFamily
 	CORS    *CORS
+	// LLM is nil on routes of another kind; its fields are all set.
+	LLM *LLM
 
 	// limits is what each plan's clients are held to ("": no plan); byUser has the users with an override of their own.
 	limits map[string][]ScopedLimit
@@ -62,12 +65,14 @@ type UserRules struct {
 	Blocked bool
 	// Overrides is nil for nearly everybody. It is shared, and never changed.
 	Overrides *[]Override
+	// RPM and TPM are the user's own; 0: the plan's.
+	RPM, TPM int64
 }
 
 // UpstreamRules is an upstream ready to be used.
 type UpstreamRules struct {
-	// URL is shared by all readers; it must not be changed.
-	URL              *url.URL
+	// URLs has one at least. They are shared by all readers and must not be changed.
+	URLs             []*url.URL
 	Timeout          time.Duration
 	TrustComputeCost bool
 	PassHost         bool
@@ -124,6 +129,40 @@ func (t *Table) User(keyHash [sha256.Size]byte) (UserRules, bool) {
 
 // Upstreams are all upstreams by name.
 func (t *Table) Upstreams() map[string]UpstreamRules { return t.upstreams }
+
+// LLMQuota is the requests and tokens per minute of a client on routes of kind llm, each that of an
+// override, else the user's own, else the plan's; 0: unlimited. An unknown client has the anonymous plan.
+func (t *Table) LLMQuota(user UserRules, known bool) (rpm, tpm int64) {
+	plan := t.policy.Plans[user.Plan]
+	if !known {
+		plan = t.policy.Plans[t.policy.AnonymousPlan]
+	}
+	rpm, tpm = cmp.Or(user.RPM, plan.RPM), cmp.Or(user.TPM, plan.TPM)
+	if user.Overrides != nil {
+		for _, o := range *user.Overrides {
+			if o.Route == "" {
+				rpm, tpm = cmp.Or(o.RPM, rpm), cmp.Or(o.TPM, tpm)
+			}
+		}
+	}
+	return rpm, tpm
+}
+
+// Profile is the profile of that name.
+func (t *Table) Profile(name string) (Profile, bool) {
+	p, ok := t.policy.Profiles[name]
+	return p, ok
+}
+
+// Rate is the most calls of a model per second; 0: no bound.
+func (p Profile) Rate(model string) int64 {
+	for _, m := range p.Models {
+		if m.Model == model {
+			return m.RequestsPerSecond
+		}
+	}
+	return p.RequestsPerSecond
+}
 
 // Limits is what a client is held to on a route, at most one per scope: the
 // route's limit, the plan's rate, the daily quota. An unknown client has the

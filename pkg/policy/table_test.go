@@ -190,6 +190,59 @@ users:
 	}
 }
 
+// The user's own rpm and tpm go before the plan's, each by itself; whoever is unknown has the anonymous plan's.
+func TestLLMQuota(t *testing.T) {
+	t.Parallel()
+	table := mustCompile(t, `
+anonymous_plan: small
+plans: {small: {rpm: 1, tpm: 10}, big: {rpm: 5, tpm: 50}}
+users:
+  a: {plan: big, key_hashes: []}
+  b: {plan: big, tpm: 70, key_hashes: []}
+`)
+	for _, c := range []struct {
+		user     policy.UserRules
+		known    bool
+		rpm, tpm int64
+	}{
+		{policy.UserRules{Plan: "big"}, true, 5, 50},
+		{policy.UserRules{Plan: "big", TPM: 70}, true, 5, 70},
+		{policy.UserRules{RPM: 2}, true, 2, 0},
+		{policy.UserRules{}, false, 1, 10},
+		{policy.UserRules{Overrides: &[]policy.Override{{Plan: policy.Plan{TPM: 99}}}}, false, 1, 99},
+		{policy.UserRules{Plan: "big", Overrides: &[]policy.Override{{Plan: policy.Plan{Rate: 1, Burst: 1}}}}, true, 5, 50},
+	} {
+		if rpm, tpm := table.LLMQuota(c.user, c.known); rpm != c.rpm || tpm != c.tpm {
+			t.Errorf("%+v, known %v: %d a minute, %d tokens; want %d, %d", c.user, c.known, rpm, tpm, c.rpm, c.tpm)
+		}
+	}
+	profile := policy.Profile{RequestsPerSecond: 3, Models: []policy.ModelRate{{Model: "m", RequestsPerSecond: 1}}}
+	if profile.Rate("m") != 1 || profile.Rate("n") != 3 || (policy.Profile{}).Rate("m") != 0 {
+		t.Error("a model's rate is its own, else the profile's, else none")
+	}
+}
+
+// Nothing is yellow on an LLM route, whichever limit would have grace.
+func TestLLMRoutesHaveNoGrace(t *testing.T) {
+	t.Parallel()
+	table := mustCompile(t, base+`
+routes:
+  own: {path: /own, upstream: u, kind: llm, capacity: 10, refill_rate: 1}
+  none: {path: /none, upstream: u, kind: llm}
+  http: {path: /http, upstream: u, capacity: 10, refill_rate: 1}
+users: {a: {plan: free, key_hashes: []}}
+`)
+	for route, want := range map[string]bool{"own": false, "none": false, "http": true} {
+		grace := false
+		for _, l := range table.Limits(table.Route(route), policy.UserRules{Name: "a", Plan: "free"}, true) {
+			grace = grace || l.Grace
+		}
+		if grace != want {
+			t.Errorf("%s: grace %v, want %v", route, grace, want)
+		}
+	}
+}
+
 func TestCompiledUnits(t *testing.T) {
 	t.Parallel()
 	table := mustCompile(t, `
@@ -201,7 +254,7 @@ routes:
   s: {path: /s, deny: true}
 `)
 	u := table.Upstreams()["u"]
-	if u.URL.String() != "https://h:1/p" || u.Timeout != 250*time.Millisecond || u.TrustComputeCost {
+	if u.URLs[0].String() != "https://h:1/p" || u.Timeout != 250*time.Millisecond || u.TrustComputeCost {
 		t.Errorf("upstream is %+v", u)
 	}
 	want := policy.HealthRules{SlowP95: 500_500, FastP95: 300_000, ErrorRate: 150_000, ClearRate: 50_000, Floor: 200_000,

@@ -27,6 +27,9 @@ const (
 	defaultMaxStale       = 3600
 	defaultLeaseSize      = 10
 	defaultLeaseSeconds   = 5
+	defaultTokens         = 256
+	defaultMaxReserve     = 1024
+	defaultInspectBytes   = 1 << 20
 )
 
 var (
@@ -55,11 +58,14 @@ func (p Policy) withDefaults() Policy {
 
 	p.Upstreams = eachValue(p.Upstreams, func(u Upstream) Upstream {
 		orElse(&u.TimeoutSeconds, defaultTimeoutSeconds)
+		if len(u.URLs) == 0 {
+			u.URLs = nil
+		}
 		if u.TrustComputeCost == nil {
 			u.TrustComputeCost = new(true)
 		}
 		if u.PassHost == nil {
-			u.PassHost = new(!strings.HasPrefix(strings.ToLower(u.URL), "https:"))
+			u.PassHost = new(!strings.HasPrefix(strings.ToLower(u.places()[0]), "https:"))
 		}
 		orElse(&u.MaxConnections, defaultMaxConnections)
 		orElse(&u.ConnectTimeoutSeconds, defaultConnectSeconds)
@@ -86,6 +92,11 @@ func (p Policy) withDefaults() Policy {
 		if r.Refund == nil {
 			r.Refund = slices.Clone(defaultRefund)
 		}
+		orElse(&r.Kind, HTTP)
+		if r.Kind == LLMs {
+			r.LLM = r.LLM.withDefaults()
+			orElse(&r.Degrade, DegradeOff)
+		}
 		orElse(&r.Fallback, FallbackLocal)
 		orElse(&r.Degrade, DegradeDefer)
 		orElse(&r.MaxStaleSeconds, defaultMaxStale)
@@ -98,6 +109,14 @@ func (p Policy) withDefaults() Policy {
 		r.CORS = r.CORS.withDefaults()
 		return r
 	})
+	if p.Profiles = eachValue(p.Profiles, func(p Profile) Profile {
+		if len(p.Models) == 0 {
+			p.Models = nil
+		}
+		return p
+	}); len(p.Profiles) == 0 {
+		p.Profiles = nil
+	}
 	p.Users = eachValue(p.Users, func(u User) User {
 		hashes := make([]string, len(u.KeyHashes))
 		for i, h := range u.KeyHashes {
@@ -144,6 +163,28 @@ func (c *CORS) withDefaults() *CORS {
 	return &with
 }
 
+func (l *LLM) withDefaults() *LLM {
+	var with LLM
+	if l != nil {
+		with = *l
+	}
+	orElse(&with.DefaultTokens, defaultTokens)
+	orElse(&with.MaxReserve, defaultMaxReserve)
+	orElse(&with.InspectBytes, defaultInspectBytes)
+	if with.AddUsage == nil {
+		with.AddUsage = new(true)
+	}
+	return &with
+}
+
+// places are the URLs of an upstream, at least one.
+func (u Upstream) places() []string {
+	if len(u.URLs) > 0 {
+		return u.URLs
+	}
+	return []string{u.URL}
+}
+
 func orElse[T comparable](field *T, otherwise T) {
 	var zero T
 	if *field == zero {
@@ -184,6 +225,10 @@ func (p Policy) Validate() error {
 		v.planExists("anonymous_plan", a)
 	}
 	v.routes()
+	for _, name := range sortedKeys(v.p.Profiles) {
+		v.name("profiles", name)
+		v.profile(join("profiles", name), v.p.Profiles[name])
+	}
 	return v.errs.err()
 }
 
@@ -206,6 +251,7 @@ func (v *validator) counts() {
 		{"routes", len(v.p.Routes), MaxRoutes},
 		{"plans", len(v.p.Plans), MaxPlans},
 		{"users", len(v.p.Users), MaxUsers},
+		{"profiles", len(v.p.Profiles), MaxProfiles},
 	} {
 		if c.has > c.max {
 			v.errs.add(c.path, 0, "has %d entries; at most %d are allowed", c.has, c.max)
@@ -247,6 +293,10 @@ func (v *validator) numbers(x reflect.Value, at string) {
 				v.errs.add(join(at, key), 0, "%s, not %s", p, decimal(number))
 			}
 		}
+	case reflect.Slice:
+		for i := range x.Len() {
+			v.numbers(x.Index(i), index(at, i))
+		}
 	case reflect.Map:
 		keys := x.MapKeys()
 		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
@@ -257,14 +307,19 @@ func (v *validator) numbers(x reflect.Value, at string) {
 }
 
 func (v *validator) upstream(at string, u Upstream) {
-	switch parsed, err := url.Parse(u.URL); {
-	case u.URL == "":
-		v.errs.add(join(at, "url"), 0, "must be set, such as http://127.0.0.1:8070")
-	case err != nil:
-		v.errs.add(join(at, "url"), 0, "is not a URL; write http(s)://host[:port][/prefix]")
-	case parsed.Scheme != "http" && parsed.Scheme != "https", parsed.Hostname() == "", parsed.Opaque != "",
-		parsed.User != nil, parsed.RawQuery != "" || parsed.ForceQuery, parsed.Fragment != "", strings.HasSuffix(u.URL, "#"):
-		v.errs.add(join(at, "url"), 0, "must be http(s)://host[:port][/prefix], without user, query or fragment")
+	switch {
+	case len(u.URLs) == 0:
+		v.url(join(at, "url"), u.URL)
+	case u.URL != "":
+		v.errs.add(join(at, "urls"), 0, "set url or urls, not both")
+	case len(u.URLs) > maxListed:
+		v.errs.add(join(at, "urls"), 0, "has %d entries; at most %d are allowed", len(u.URLs), maxListed)
+	}
+	for i, place := range u.URLs {
+		v.url(index(join(at, "urls"), i), place)
+		if slices.Contains(u.URLs[:i], place) {
+			v.errs.add(index(join(at, "urls"), i), 0, "is there twice")
+		}
 	}
 	h, at := u.Health, join(at, "health")
 	if h.FastP95Ms >= h.SlowP95Ms {
@@ -275,6 +330,43 @@ func (v *validator) upstream(at string, u Upstream) {
 	}
 	if h.MinSamples > h.Window {
 		v.errs.add(join(at, "min_samples"), 0, "%d must not be above window, %d", h.MinSamples, h.Window)
+	}
+}
+
+func (v *validator) url(at, text string) {
+	switch parsed, err := url.Parse(text); {
+	case text == "":
+		v.errs.add(at, 0, "must be set, such as http://127.0.0.1:8070")
+	case err != nil:
+		v.errs.add(at, 0, "is not a URL; write http(s)://host[:port][/prefix]")
+	case parsed.Scheme != "http" && parsed.Scheme != "https", parsed.Hostname() == "", parsed.Opaque != "",
+		parsed.User != nil, parsed.RawQuery != "" || parsed.ForceQuery, parsed.Fragment != "", strings.HasSuffix(text, "#"):
+		v.errs.add(at, 0, "must be http(s)://host[:port][/prefix], without user, query or fragment")
+	}
+}
+
+func (v *validator) profile(at string, p Profile) {
+	switch p.RoutingStrategy {
+	case "", LeastRequest, RoundRobin, Random:
+	default:
+		v.errs.add(join(at, "routingStrategy"), 0, "must be least-request, round-robin or random, not %s", shorten(string(p.RoutingStrategy)))
+	}
+	if len(p.Models) > maxModels {
+		v.errs.add(join(at, "models"), 0, "has %d entries; at most %d are allowed", len(p.Models), maxModels)
+		return
+	}
+	named := make(map[string]bool, len(p.Models))
+	for i, m := range p.Models {
+		at := index(join(at, "models"), i)
+		switch {
+		case m.Model == "" || len(m.Model) > maxModelName:
+			v.errs.add(join(at, "model"), 0, "must be the name of a model, of at most %d bytes", maxModelName)
+		case named[m.Model]:
+			v.errs.add(join(at, "model"), 0, "%s is there twice", shorten(m.Model))
+		case m.RequestsPerSecond == 0:
+			v.errs.add(join(at, "requestsPerSecond"), 0, "must be set; to leave the model to the profile's, remove its entry")
+		}
+		named[m.Model] = true
 	}
 }
 
@@ -324,7 +416,10 @@ var (
 const (
 	maxPath    = 1024
 	maxMethods = 16
-	maxListed  = 64 // entries of a list of CORS
+	maxListed  = 64 // entries of a list of CORS, or of an upstream's URLs
+	maxModels  = 256
+	// maxModelName is the longest name of a model that is told apart, in bytes.
+	maxModelName = 256
 )
 
 func (v *validator) routes() {
@@ -375,6 +470,14 @@ func (v *validator) route(at string, r Route) {
 	}
 	if r.Algorithm != "" && !known(r.Algorithm) {
 		v.errs.add(join(at, "algorithm"), 0, algorithmProblem)
+	}
+	switch {
+	case r.Kind != HTTP && r.Kind != LLMs:
+		v.errs.add(join(at, "kind"), 0, "must be http or llm, not %s", shorten(string(r.Kind)))
+	case r.Kind == HTTP && r.LLM != nil:
+		v.errs.add(join(at, "llm"), 0, "belongs to a route of kind: llm")
+	case r.Kind == LLMs && r.Degrade != DegradeOff:
+		v.errs.add(join(at, "degrade"), 0, "must be off on a route of kind: llm; a call can't be answered by less, nor put off")
 	}
 	if *r.Cost > r.MaxCost {
 		v.errs.add(join(at, "cost"), 0, "%s must not be above max_cost, %s", decimal(*r.Cost), decimal(r.MaxCost))

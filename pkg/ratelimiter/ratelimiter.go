@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -31,18 +32,37 @@ type RateLimiter interface {
 	Incr(ctx context.Context, key string, val int64) (int64, error)
 }
 
+// Count is what to add to the counter of a key.
+type Count struct {
+	Key string
+	Val int64
+}
+
+// Counter is a RateLimiter that counts several keys at once, and in other windows than the current one.
+type Counter interface {
+	RateLimiter
+	// IncrAll is Incr for each of counts, in one round trip; the results are in their order. Each is
+	// atomic, all together are not: after an error any of them may have counted.
+	IncrAll(ctx context.Context, counts ...Count) ([]int64, error)
+	// At gives the same counters with the clock standing at t, so that a refund lands in the
+	// window that was charged. A counter of a later window lives until that window's end. One of a
+	// window that ended a whole window ago has expired: it is 0, and what is added to it is dropped.
+	At(t time.Time) Counter
+}
+
 type redisLimiter struct {
 	name   string
 	client redis.UniversalClient
 	window int64 // seconds
 	now    func() time.Time
+	at     func() time.Time // what tells the window; now, unless At says otherwise
 	text   string
 	sha    string
 }
 
-// NewRedis returns a RateLimiter in Redis. Its counters' keys begin with name, so limiters of different
+// NewRedis returns a Counter in Redis. Its counters' keys begin with name, so limiters of different
 // names never meet. A window below a second is one second, and fractions of a second are cut off.
-func NewRedis(name string, client redis.UniversalClient, window time.Duration) (RateLimiter, error) {
+func NewRedis(name string, client redis.UniversalClient, window time.Duration) (Counter, error) {
 	text, err := lua.Script("incr")
 	if err != nil {
 		return nil, err
@@ -51,21 +71,46 @@ func NewRedis(name string, client redis.UniversalClient, window time.Duration) (
 	return &redisLimiter{
 		name:   name,
 		client: client,
-		window: max(1, int64(window/time.Second)),
+		window: seconds(window),
 		now:    time.Now,
+		at:     time.Now,
 		text:   text,
 		sha:    hex.EncodeToString(sum[:]),
 	}, nil
 }
 
-// counter is the key of key's counter in the current window.
-func (r *redisLimiter) counter(key string) string {
-	bin := r.now().Unix() / r.window % bins
-	return r.name + ":" + key + ":" + strconv.FormatInt(bin, 10)
+func seconds(window time.Duration) int64 { return max(1, int64(window/time.Second)) }
+
+func (r *redisLimiter) At(t time.Time) Counter {
+	at := *r
+	at.at = func() time.Time { return t }
+	return &at
+}
+
+// counter is the key of key's counter in the window numbered index.
+func (r *redisLimiter) counter(key string, index int64) string {
+	return r.name + ":" + key + ":" + strconv.FormatInt(index%bins, 10)
+}
+
+// place is the number of the window, and for how long its counter is to live, in seconds: 0 where it has expired.
+func (r *redisLimiter) place() (index, ttl int64) {
+	index = r.at().Unix() / r.window
+	switch ahead := index*r.window - r.now().Unix(); {
+	case ahead > 0:
+		return index, r.window + ahead
+	case ahead <= -2*r.window:
+		return index, 0 // its bin may be another window's by now
+	default:
+		return index, r.window
+	}
 }
 
 func (r *redisLimiter) Get(ctx context.Context, key string) (int64, error) {
-	return r.read(ctx, r.counter(key))
+	index, ttl := r.place()
+	if ttl == 0 {
+		return 0, nil
+	}
+	return r.read(ctx, r.counter(key, index))
 }
 
 func (r *redisLimiter) GetLimit(ctx context.Context, key string) (int64, error) {
@@ -83,38 +128,151 @@ func (r *redisLimiter) read(ctx context.Context, key string) (int64, error) {
 	return n, nil
 }
 
+func (r *redisLimiter) Incr(ctx context.Context, key string, val int64) (int64, error) {
+	results, err := r.IncrAll(ctx, Count{key, val})
+	if err != nil {
+		return 0, err
+	}
+	return results[0], nil
+}
+
+func (r *redisLimiter) IncrAll(ctx context.Context, counts ...Count) ([]int64, error) {
+	results := make([]int64, len(counts))
+	index, ttl := r.place()
+	if ttl == 0 || len(counts) == 0 {
+		return results, nil
+	}
+	keys := make([]string, len(counts))
+	all := make([]int, len(counts))
+	for i, c := range counts {
+		keys[i], all[i] = r.counter(c.Key, index), i
+	}
+	// run counts those of the given indices and returns the ones whose script Redis did not know.
+	run := func(which []int, command, script string) (unknown []int, err error) {
+		cmds := make([]once, len(which))
+		for n, i := range which {
+			cmds[n] = once{redis.NewIntCmd(ctx, command, script, 1, keys[i], counts[i].Val, ttl)}
+			cmds[n].SetFirstKeyPos(3)
+		}
+		r.send(ctx, cmds)
+		for n, i := range which {
+			results[i] = cmds[n].Val()
+			switch e := cmds[n].Err(); {
+			case redis.HasErrorPrefix(e, "NOSCRIPT"):
+				unknown = append(unknown, i)
+			case e != nil:
+				err = errors.Join(err, fmt.Errorf("ratelimiter: incr %s: %w", keys[i], e))
+			}
+		}
+		return unknown, err
+	}
+	unknown, err := run(all, "evalsha", r.sha)
+	if len(unknown) > 0 {
+		unknown, again := run(unknown, "eval", r.text)
+		err = errors.Join(err, again)
+		if len(unknown) > 0 {
+			err = errors.Join(err, errors.New("ratelimiter: the server answers NOSCRIPT to EVAL"))
+		}
+	}
+	return results, err
+}
+
 // once is a command that no client repeats by itself: it may have counted.
 type once struct{ *redis.IntCmd }
 
 func (once) NoRetry() bool { return true }
 
-func (r *redisLimiter) Incr(ctx context.Context, key string, val int64) (int64, error) {
-	counter := r.counter(key)
-	run := func(command, script string) (int64, error) {
-		cmd := once{redis.NewIntCmd(ctx, command, script, 1, counter, val, r.window)}
-		cmd.SetFirstKeyPos(3)
-		if err := r.client.Process(ctx, cmd); err != nil {
-			return 0, err
+// send runs commands, several in a pipeline. Errors are the commands' own.
+func (r *redisLimiter) send(ctx context.Context, cmds []once) {
+	if len(cmds) == 1 {
+		_ = r.client.Process(ctx, cmds[0])
+		return
+	}
+	p := r.client.Pipeline()
+	for _, cmd := range cmds {
+		_ = p.Process(ctx, cmd)
+	}
+	_, _ = p.Exec(ctx)
+}
+
+// maxKeys bounds the counters of one window in memory; keys beyond it count from 0 each time.
+const maxKeys = 100_000
+
+type memory struct {
+	*counted
+	at func() time.Time
+}
+
+// counted are the counters of a memory limiter, by window and key.
+type counted struct {
+	window int64 // seconds
+	now    func() time.Time
+
+	mu      sync.Mutex
+	windows map[int64]map[string]int64
+}
+
+// NewMemory returns a Counter in this process's memory, on the clock now: for when Redis is away.
+// Its counters keep no limits; GetLimit is 0.
+func NewMemory(window time.Duration, now func() time.Time) Counter {
+	return memory{&counted{window: seconds(window), now: now, windows: make(map[int64]map[string]int64)}, now}
+}
+
+func (m memory) At(t time.Time) Counter { return memory{m.counted, func() time.Time { return t }} }
+
+func (m memory) Get(_ context.Context, key string) (int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.windows[m.at().Unix()/m.window][key], nil
+}
+
+func (memory) GetLimit(context.Context, string) (int64, error) { return 0, nil }
+
+func (m memory) Incr(ctx context.Context, key string, val int64) (int64, error) {
+	results, err := m.IncrAll(ctx, Count{key, val})
+	return results[0], err
+}
+
+func (m memory) IncrAll(_ context.Context, counts ...Count) ([]int64, error) {
+	results := make([]int64, len(counts))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	current, index := m.now().Unix()/m.window, m.at().Unix()/m.window
+	for w := range m.windows {
+		if w < current-1 {
+			delete(m.windows, w)
 		}
-		return cmd.Val(), nil
 	}
-	n, err := run("evalsha", r.sha)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		n, err = run("eval", r.text)
+	if index < current-1 {
+		return results, nil
 	}
-	if err != nil {
-		return 0, fmt.Errorf("ratelimiter: incr %s: %w", counter, err)
+	keys := m.windows[index]
+	if keys == nil {
+		keys = make(map[string]int64)
+		m.windows[index] = keys
 	}
-	return n, nil
+	for i, c := range counts {
+		results[i] = max(0, keys[c.Key]+c.Val)
+		if _, known := keys[c.Key]; known || len(keys) < maxKeys {
+			keys[c.Key] = results[i]
+		}
+	}
+	return results, nil
 }
 
 type noop struct{}
 
-// NewNoop returns a RateLimiter that limits nothing: it counts nothing, and its limits are as great as they get.
-func NewNoop() RateLimiter { return noop{} }
+// NewNoop returns a Counter that limits nothing: it counts nothing, and its limits are as great as they get.
+func NewNoop() Counter { return noop{} }
 
 func (noop) Get(context.Context, string) (int64, error) { return 0, nil }
 
 func (noop) GetLimit(context.Context, string) (int64, error) { return math.MaxInt64, nil }
 
 func (noop) Incr(context.Context, string, int64) (int64, error) { return 0, nil }
+
+func (noop) IncrAll(_ context.Context, counts ...Count) ([]int64, error) {
+	return make([]int64, len(counts)), nil
+}
+
+func (n noop) At(time.Time) Counter { return n }

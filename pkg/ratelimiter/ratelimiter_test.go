@@ -3,10 +3,13 @@ package ratelimiter
 import (
 	"context"
 	"math"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket/store/redistest"
 )
@@ -22,6 +25,7 @@ func limiter(t *testing.T, window time.Duration) (*redisLimiter, *redistest.Serv
 	now := time.Unix(6_000_000_000, 0)
 	rl := l.(*redisLimiter)
 	rl.now = func() time.Time { return now }
+	rl.at = rl.now
 	return rl, r, &now
 }
 
@@ -143,10 +147,122 @@ func TestNeverBelowZeroNorWithoutTTL(t *testing.T) {
 	}
 }
 
+// Both implementations that count keep the same promises, on windows of a minute.
+func TestCounters(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) (Counter, *time.Time){
+		"redis": func(t *testing.T) (Counter, *time.Time) {
+			l, _, now := limiter(t, time.Minute)
+			return l, now
+		},
+		"memory": func(*testing.T) (Counter, *time.Time) {
+			now := time.Unix(6_000_000_000, 0)
+			return NewMemory(time.Minute, func() time.Time { return now }), &now
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, now := start(t)
+			want := func(what string, c RateLimiter, key string, n int64) {
+				t.Helper()
+				if got := get(t, c, key); got != n {
+					t.Errorf("%s: %d, want %d", what, got, n)
+				}
+			}
+			first := l.At(*now)
+			all, err := l.IncrAll(t.Context(), Count{"a", 5}, Count{"b", 7}, Count{"a", -1}, Count{"c", -3})
+			if diff := cmp.Diff([]int64{5, 7, 4, 0}, all); diff != "" || err != nil {
+				t.Errorf("counted together: %v %s", err, diff)
+			}
+			if none, err := l.IncrAll(t.Context()); len(none) != 0 || err != nil {
+				t.Errorf("nothing counted: %v, %v", none, err)
+			}
+
+			*now = now.Add(time.Minute)
+			want("a new window", l, "a", 0)
+			incr(t, l, "a", 2)
+			if n := incr(t, first, "a", -3); n != 1 {
+				t.Errorf("refunded to %d", n)
+			}
+			if n := incr(t, first, "a", -3); n != 0 {
+				t.Errorf("refunded below zero: %d", n)
+			}
+			want("the window after the refund of another", l, "a", 2)
+
+			ahead := l.At(now.Add(10 * time.Minute))
+			incr(t, ahead, "a", 40)
+			want("a later window from here", l, "a", 2)
+			want("a later window", ahead, "a", 40)
+
+			*now = now.Add(time.Minute)
+			if n := incr(t, first, "b", -1); n != 0 {
+				t.Errorf("a window long gone: %d", n)
+			}
+			want("a window long gone", first, "b", 0)
+			*now = now.Add(9 * time.Minute)
+			want("once it has come", l, "a", 40)
+
+			// 64 windows on the bins come round: a refund of the first window must not lower this one's counter.
+			*now = time.Unix(6_000_000_000, 0).Add(bins * time.Minute)
+			incr(t, l, "d", 9)
+			incr(t, first, "d", -5)
+			want("in the same bin", l, "d", 9)
+		})
+	}
+}
+
+// Scripts are told to a server that has forgotten them once, whether one or several count.
+func TestUnknownScript(t *testing.T) {
+	t.Parallel()
+	l, r, _ := limiter(t, time.Minute)
+	for n := range int64(3) {
+		r.Client.ScriptFlush(t.Context())
+		all, err := l.IncrAll(t.Context(), Count{"a", 1}, Count{"b", 2})
+		if diff := cmp.Diff([]int64{n + 1, 2 * (n + 1)}, all); diff != "" || err != nil {
+			t.Errorf("%v %s", err, diff)
+		}
+	}
+}
+
+// A counter of a later window lives until that window has ended.
+func TestLaterWindowsLiveOn(t *testing.T) {
+	t.Parallel()
+	l, r, now := limiter(t, time.Minute)
+	*now = now.Add(20 * time.Second)
+	incr(t, l.At(now.Add(3*time.Minute)), "k", 1)
+	if ttl := r.Client.TTL(t.Context(), "aegis:k:3").Val(); ttl < 219*time.Second || ttl > 220*time.Second {
+		t.Errorf("lives %v, want 160 s to the window and 60 of it", ttl)
+	}
+}
+
+// What no counter fits into is counted alone, so that memory stays bounded.
+func TestMemoryIsBounded(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(6_000_000_000, 0)
+	l := NewMemory(time.Minute, func() time.Time { return now })
+	for i := range maxKeys {
+		incr(t, l, strconv.Itoa(i), 1)
+	}
+	if n := incr(t, l, "late", 1) + incr(t, l, "late", 1); n != 2 || get(t, l, "late") != 0 {
+		t.Errorf("beyond the bound: %d", n)
+	}
+	if n := incr(t, l, "7", 1); n != 2 {
+		t.Errorf("a known key: %d", n)
+	}
+	now = now.Add(2 * time.Minute)
+	incr(t, l, "late", 1)
+	if windows := l.(memory).windows; len(windows) != 1 {
+		t.Errorf("%d windows are kept", len(windows))
+	}
+}
+
 func TestNoop(t *testing.T) {
 	t.Parallel()
 	l := NewNoop()
 	limit, err := l.GetLimit(t.Context(), "k")
+	if all, err := l.At(time.Now()).IncrAll(t.Context(), Count{"k", 5}, Count{"l", 5}); len(all) != 2 || all[0] != 0 || err != nil {
+		t.Errorf("counts %v, %v", all, err)
+	}
 	if n := incr(t, l, "k", 5); n != 0 || get(t, l, "k") != 0 || err != nil || limit != math.MaxInt64 {
 		t.Errorf("counts %d, limit %d, %v", n, limit, err)
 	}

@@ -21,9 +21,11 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/bus"
 	"github.com/aegisrate/aegisrate/pkg/events"
 	"github.com/aegisrate/aegisrate/pkg/lifecycle"
+	"github.com/aegisrate/aegisrate/pkg/ratelimiter"
 	"github.com/aegisrate/aegisrate/pkg/telemetry"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 	"github.com/aegisrate/aegisrate/services/edge/deferral"
+	"github.com/aegisrate/aegisrate/services/edge/llm"
 	"github.com/aegisrate/aegisrate/services/edge/proxy"
 )
 
@@ -32,7 +34,9 @@ type Deps struct {
 	Bus   *bus.Bus
 	Store store.Store
 	// Ping asks the store for a sign of life, on a connection of its own; nil: the store can't be away.
-	Ping     func(context.Context) error
+	Ping func(context.Context) error
+	// Counter makes the shared counters of LLM quotas; nil: such quotas are not enforced.
+	Counter  func(name string, window time.Duration) (ratelimiter.Counter, error)
 	Log      zerolog.Logger
 	Registry prometheus.Registerer
 }
@@ -64,6 +68,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	cfg, err := cfg.withID()
 	if err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
+	}
+	if deps.Counter == nil {
+		deps.Counter = func(string, time.Duration) (ratelimiter.Counter, error) { return ratelimiter.NewNoop(), nil }
 	}
 	s := &Service{
 		cfg:  cfg,
@@ -116,6 +123,14 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err := s.policies.load(); err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
+	counters, err := llm.NewCounters(deps.Counter)
+	if err != nil {
+		return nil, fmt.Errorf("edge: %w", err)
+	}
+	quotas := &llm.Limiter{
+		Shared: counters, Local: llm.NewLocal(time.Now),
+		Breaker: s.engine.Breaker, Fleet: s.engine.Fleet, Now: time.Now,
+	}
 	secret, err := cfg.secret()
 	if err == nil {
 		s.deferred, err = deferral.New(deferral.Config{Bus: deps.Bus, Secret: secret, Log: s.log})
@@ -124,7 +139,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
 	s.handler = proxy.New(proxy.Options{
-		Engine: s.engine, AccessLog: cfg.AccessLog, BodyTimeout: cfg.BodyTimeout, CacheBytes: cfg.CacheBytes, Deferrals: s.deferred,
+		Engine: s.engine, LLM: quotas, AccessLog: cfg.AccessLog, BodyTimeout: cfg.BodyTimeout, CacheBytes: cfg.CacheBytes, Deferrals: s.deferred,
 		Log: s.log, Registry: deps.Registry,
 	})
 	if cfg.TLSCertFile != "" {

@@ -18,10 +18,12 @@ type sample struct {
 }
 
 // sampleOf is the sample in an event: none where the client left before the
-// upstream answered, since how long it would have taken is unknown.
+// upstream answered, since how long it would have taken is unknown, nor where it was never asked.
 func sampleOf(e events.Response) (sample, bool) {
 	s := sample{latency: e.Latency, failed: e.Status >= 500}
 	switch e.Outcome {
+	case events.OutcomeRefused:
+		return sample{}, false
 	case events.OutcomeAborted:
 		if e.Status == 0 {
 			return sample{}, false

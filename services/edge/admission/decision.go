@@ -74,6 +74,8 @@ type Decision struct {
 	states         []store.LimitState
 	spare, elapsed int64
 	leased         bool
+	// refusal is set by Refuse.
+	refusal *Refusal
 }
 
 // state is what one limit looks like to this client now: what is leased to it here is its own, and
@@ -103,7 +105,7 @@ type LimitView struct {
 
 // Limits are the views of all limits that were checked.
 func (d *Decision) Limits() []LimitView {
-	views := make([]LimitView, len(d.limits))
+	views := make([]LimitView, len(d.limits), len(d.limits)+1)
 	for i, l := range d.limits {
 		s := d.state(i)
 		views[i] = LimitView{
@@ -113,6 +115,9 @@ func (d *Decision) Limits() []LimitView {
 			Remaining: max(0, s.Remaining/bucket.One),
 			Next:      next(l.Spec, s),
 		}
+	}
+	if d.refusal != nil {
+		views = append(views, d.refusal.LimitView)
 	}
 	return views
 }

@@ -227,6 +227,9 @@ func (h *Handler) Foresee(ctx context.Context, client string, stored deferral.Re
 
 // stays reports why a deferred request will never run.
 func stays(d *admission.Decision, client string) error {
+	if d.Route != nil && d.Route.LLM != nil {
+		return errors.New("the route takes LLM calls now, which are not put off")
+	}
 	switch d.Action {
 	case admission.Forward, admission.Degrade, admission.Deny, admission.DenyReduced, admission.Unavailable:
 		if d.Client.ID != client {
@@ -265,7 +268,7 @@ func (h *Handler) Run(ctx context.Context, client string, stored deferral.Reques
 	}
 	kept := &keptAnswer{header: make(http.Header)}
 	w := &recorder{ResponseWriter: kept, id: stored.ID, decision: &d}
-	outcome := h.forward(w, r, &d, stored.ID)
+	outcome := h.forward(w, r, &d, nil)
 	h.metrics.answered(&d, w.status)
 	switch {
 	case kept.over:

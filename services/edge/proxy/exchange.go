@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/policy"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 	"github.com/aegisrate/aegisrate/services/edge/cache"
+	"github.com/aegisrate/aegisrate/services/edge/llm"
 )
 
 var (
@@ -51,6 +53,8 @@ type exchange struct {
 	start  time.Time
 	wait   *patience
 	proxy  httputil.ReverseProxy
+	place  *url.URL // which of the upstream's
+	llm    *llmCall
 
 	reached atomic.Bool // a connection to the upstream was had
 	body    *requestBody
@@ -68,27 +72,30 @@ type exchange struct {
 
 // forward sends r to its upstream and streams the answer back. It finishes the
 // request in admission, also where the reverse proxy ends in http.ErrAbortHandler.
-func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, id string) (outcome events.Outcome) {
+func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, call *llmCall) (outcome events.Outcome) {
 	ctx, cancel := context.WithCancelCause(r.Context())
-	x := &exchange{h: h, d: d, id: id, w: w, client: r.Context(), start: time.Now()}
+	x := &exchange{h: h, d: d, id: w.id, w: w, client: r.Context(), start: time.Now(), llm: call}
 	x.ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { x.reached.Store(true) },
 	})
 	x.wait = newPatience(d.Upstream.Timeout, func() { cancel(errUpstreamTimeout) })
 	leave := h.open.enter(func() { cancel(errDrained) })
+	place, free := h.balancers.pick(d.Route.Upstream, d.Upstream.URLs, call.routing())
+	x.place = place
 	defer func() {
+		free()
 		x.wait.end()
 		x.body.over()
 		cancel(nil)
 		outcome = x.finish()
-		leave()
+		x.settle(outcome, leave)
 	}()
 
 	r = r.WithContext(x.ctx)
 	x.in = r
 	if r.ContentLength != 0 {
 		conn := http.NewResponseController(w)
-		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes), wait: x.wait, lastly: r.ProtoMajor == 1}
+		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes+call.longer()), wait: x.wait, lastly: r.ProtoMajor == 1}
 		x.body.client = newPatience(h.body, func() {
 			cancel(errBodyStalled)
 			_ = conn.SetReadDeadline(time.Now()) // who reads the body holds it
@@ -108,7 +115,7 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 		ErrorHandler:   x.fail,
 		Transport:      h.upstreams.of(h.engine.Table(), d.Route.Upstream, d.Upstream.Connections),
 		FlushInterval:  -1,
-		BufferPool:     &h.buffers,
+		BufferPool:     h.bufferPool(call),
 		ErrorLog:       h.errorLog,
 	}
 	x.proxy.ServeHTTP(w, r)
@@ -119,13 +126,14 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, i
 
 // rewrite makes the upstream's request. Hop-by-hop and forwarding headers are gone from it already.
 func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
-	pr.SetURL(x.d.Upstream.URL)
+	pr.SetURL(x.place)
 	if x.d.Upstream.PassHost {
 		pr.Out.Host = pr.In.Host
 	}
 	pr.Out.URL.RawQuery = pr.In.URL.RawQuery // nothing here was decided by it
 	in, out := pr.In.Header, pr.Out.Header
 	stripOurs(out)
+	x.llm.prepare(out)
 	if x.d.Client.ByKeyHeader {
 		out.Del(admission.KeyHeader)
 	}
@@ -176,6 +184,7 @@ func (x *exchange) take(res *http.Response) error {
 	}
 	res.Header.Set(headerRequestID, x.id)
 	setDecision(res.Header, x.d)
+	x.llm.tell(res.Header)
 	x.body.answered(res.Header)
 
 	if res.StatusCode == http.StatusSwitchingProtocols {
@@ -193,6 +202,7 @@ func (x *exchange) take(res *http.Response) error {
 	}
 	x.answer = &responseBody{ReadCloser: res.Body, res: res, record: x.record}
 	res.Body = x.answer
+	x.llm.watch(res, x.answer)
 	return nil
 }
 
@@ -229,13 +239,14 @@ func (x *exchange) fail(w http.ResponseWriter, _ *http.Request, err error) {
 		x.failure = events.OutcomeUnreached // by a dial timeout too
 	}
 	x.h.log.Debug().Err(err).Str("request", x.id).Str("upstream", x.d.Route.Upstream).Str("outcome", string(x.failure)).Msg("no answer from the upstream")
-	p.Route = x.d.Route.Name
+	p.on(x.d.Route)
 	setDecision(w.Header(), x.d)
+	x.llm.tell(w.Header())
 	x.body.answered(w.Header())
 	writeProblem(w, x.id, p)
 }
 
-// finish reports the request, once it is over.
+// finish reports the request, once it is over, and how it ended.
 func (x *exchange) finish() events.Outcome {
 	outcome := x.outcome()
 	x.record.End(outcome == events.OutcomeOK)
@@ -383,6 +394,7 @@ type responseBody struct {
 	io.ReadCloser
 	res    *http.Response
 	record *cache.Recording
+	meter  *llm.Meter
 	whole  bool
 	err    error
 }
@@ -390,6 +402,7 @@ type responseBody struct {
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.record.Write(p[:n])
+	b.meter.Write(p[:n])
 	switch err {
 	case nil:
 	case io.EOF:

@@ -64,6 +64,8 @@ var told = []string{
 	"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset",
 	"RateLimit-Policy", "RateLimit", "X-RateLimit-Tier", "X-RateLimit-Algorithm",
 	"X-RateLimit-Adaptive-Multiplier", "X-RateLimit-Shadow-Exceeded", "X-RateLimit-Exempt", "X-RateLimit-Degraded",
+	"x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
+	"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
 }
 
 // spelled is how the documentation spells our names where net/http's canonical form differs.
@@ -88,7 +90,7 @@ func spell(h http.Header) {
 
 // setDecision tells the client how it was decided.
 func setDecision(h http.Header, d *admission.Decision) {
-	if d.Route == nil || d.Upstream.URL == nil {
+	if d.Route == nil || len(d.Upstream.URLs) == 0 {
 		return // refused before any limit was looked at
 	}
 	if d.Exempt {
@@ -127,8 +129,12 @@ func setLimit(h http.Header, family policy.HeaderFamily, d *admission.Decision) 
 		h.Set(headerXReset, strconv.FormatInt(d.ResetAt, 10))
 	case policy.IETFHeaders:
 		var quotas, states []byte
+		views := d.Limits()
+		if len(views) == 0 {
+			return
+		}
 		partition := partitionKey(d.Client.ID)
-		for i, l := range d.Limits() {
+		for i, l := range views {
 			if i > 0 {
 				quotas, states = append(quotas, ", "...), append(states, ", "...)
 			}

@@ -18,6 +18,8 @@ type metrics struct {
 	badCost   *prometheus.CounterVec
 	yellow    *prometheus.CounterVec
 	panics    prometheus.Counter
+
+	llmRefused, llmTokens, llmSettled *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer, h *Handler) *metrics {
@@ -57,6 +59,25 @@ func newMetrics(reg prometheus.Registerer, h *Handler) *metrics {
 			Help: "Requests that ended in a panic of the edge.",
 		}),
 	}
+	m.llmRefused = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "aegis_edge_llm_refused_total",
+		Help: "Calls over a limit of an LLM route, by route and limit (@rpm, @tpm, @rps); those that shadow mode let pass too.",
+	}, []string{"route", "limit"})
+	m.llmTokens = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "aegis_edge_llm_tokens_total",
+		Help: "Tokens of calls held to a budget: reserved before, and used in the end.",
+	}, []string{"route", "kind"})
+	m.llmSettled = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "aegis_edge_llm_settled_total",
+		Help: "Such calls by what their settlement rests on: the usage told, an estimate of what was sent, the reserve kept for want of usage (estimate), nothing used (refund). Besides: absurd usage passed over, and settlements lost.",
+	}, []string{"route", "by"})
+	if h.llm != nil {
+		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "aegis_edge_llm_forgiven_tokens_total",
+			Help: "Tokens of debt let go, since they reached too many minutes ahead.",
+		}, func() float64 { return float64(h.llm.Forgiven()) }))
+	}
+	reg.MustRegister(m.llmRefused, m.llmTokens, m.llmSettled)
 	reg.MustRegister(m.requests, m.responses, m.outcomes, m.decision, m.upstream, m.badCost, m.yellow, m.panics)
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "aegis_edge_cache_bytes",
@@ -73,7 +94,7 @@ func (m *metrics) decided(d *admission.Decision) {
 	switch {
 	case d.Exempt:
 		tier = "exempt"
-	case d.Upstream.URL != nil && d.Action != admission.Unavailable:
+	case len(d.Upstream.URLs) > 0 && d.Action != admission.Unavailable:
 		tier = d.Tier.String()
 	}
 	m.requests.WithLabelValues(route, tier).Inc()

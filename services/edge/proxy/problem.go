@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 
+	"github.com/aegisrate/aegisrate/pkg/policy"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
@@ -31,6 +32,20 @@ type problem struct {
 	Tier       string   `json:"tier,omitempty"`
 	RetryAfter int64    `json:"retry_after,omitempty"`
 	RequestID  string   `json:"request_id,omitempty"`
+
+	// Error is the same for clients of LLM routes.
+	Error *apiError `json:"error,omitempty"`
+}
+
+// on says which route the problem is of.
+func (p *problem) on(r *policy.Rules) {
+	if r == nil {
+		return
+	}
+	p.Route = r.Name
+	if r.LLM != nil {
+		p.Error = p.apiError()
+	}
 }
 
 // plainProblem is a problem that its status says all about, but for detail.
@@ -52,7 +67,7 @@ func refusal(d *admission.Decision) problem {
 	switch d.Action {
 	case admission.Deny:
 		p = limitProblem(typeQuotaExceeded, "Quota exceeded",
-			fmt.Sprintf("limit %s of %d tokens is used up; retry after %d s", d.LimitName, d.Limit, d.RetryAfter), d)
+			limitDetail(d), d)
 	case admission.DenyCost:
 		p = limitProblem(typeCostExceeds, "Cost exceeds capacity",
 			fmt.Sprintf("a request costs more than the %d tokens that limit %s ever holds; waiting does not help", d.Limit, d.LimitName), d)
@@ -72,9 +87,7 @@ func refusal(d *admission.Decision) problem {
 		p = plainProblem(http.StatusServiceUnavailable, "no policy is in force yet")
 		p.RetryAfter = 1
 	}
-	if d.Route != nil {
-		p.Route = d.Route.Name
-	}
+	p.on(d.Route)
 	return p
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/bucket/store/memstore"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 	"github.com/aegisrate/aegisrate/services/edge/cache"
+	"github.com/aegisrate/aegisrate/services/edge/llm"
 )
 
 // unreadBody is how long the body of a refused request is waited for: one that is on its way leaves the
@@ -27,6 +28,8 @@ const unreadBody = time.Second
 // Options make a Handler.
 type Options struct {
 	Engine *admission.Engine
+	// LLM holds the calls of LLM routes to their quotas; without it there must be no such route.
+	LLM *llm.Limiter
 	// AccessLog logs one request in so many; 0: none.
 	AccessLog uint32
 	// BodyTimeout bounds the wait for each part of a request body; 0: DefaultBodyTimeout.
@@ -42,14 +45,17 @@ type Options struct {
 // Handler serves everything that clients ask of the edge.
 type Handler struct {
 	engine    *admission.Engine
+	llm       *llm.Limiter
 	router    http.Handler
 	body      time.Duration // BodyTimeout
 	upstreams transports
 	origins   origins
+	balancers balancers
 	buffers   buffers
 	cache     *cache.Cache
 	deferrals Deferrals
 	polls     store.Store
+	small     smallBuffers
 	metrics   *metrics
 	access    zerolog.Logger
 	log       zerolog.Logger
@@ -65,6 +71,7 @@ func New(o Options) *Handler {
 		cache:     cache.New(o.CacheBytes, time.Now),
 		deferrals: o.Deferrals,
 		polls:     memstore.New(o.Engine.Clock.Micros),
+		llm:       o.LLM,
 		access:    zerolog.Nop(),
 		log:       o.Log,
 	}
@@ -113,8 +120,18 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	d := h.engine.Decide(r.Context(), view(r))
 	h.metrics.decision.Observe(time.Since(began).Seconds())
-	h.metrics.decided(&d)
 	w.decision = &d
+	var call *llmCall
+	if d.Action == admission.Forward && d.Route.LLM != nil {
+		var p *problem
+		if call, p = h.admitLLM(w, r, &d); p != nil {
+			h.metrics.decided(&d)
+			h.allowOrigin(w, r, &d)
+			writeProblem(w, w.id, *p)
+			return
+		}
+	}
+	h.metrics.decided(&d)
 	if d.Action != admission.Forward && r.ContentLength != 0 {
 		// net/http reads a small rest of a body before it answers. Where no deadline can be set, it waits for none.
 		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(unreadBody))
@@ -122,11 +139,12 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 	h.allowOrigin(w, r, &d)
 	switch d.Action {
 	case admission.Forward:
-		h.forward(w, r, &d, w.id)
+		h.forward(w, r, &d, call)
 	case admission.Degrade:
 		h.degrade(w, r, &d)
 	default:
 		setDecision(w.Header(), &d)
+		call.tell(w.Header())
 		p := refusal(&d)
 		if p.RetryAfter > 0 && d.RetryAfter == 0 {
 			w.Header().Set(headerRetryAfter, "1")

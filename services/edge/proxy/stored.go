@@ -15,7 +15,7 @@ import (
 func selects(r *http.Request, d *admission.Decision) cache.Request {
 	s := cache.Request{
 		Method: r.Method, Host: r.Host, URI: resourceURI(r.URL),
-		Upstream: d.Route.Upstream + " " + d.Upstream.URL.String(),
+		Upstream: d.Route.Upstream + " " + d.Upstream.URLs[0].String(),
 		Header:   r.Header,
 	}
 	if d.Client.Known {

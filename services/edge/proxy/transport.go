@@ -3,6 +3,7 @@ package proxy
 import (
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"sync"
 	"time"
 
@@ -102,7 +103,30 @@ func newTransport(rules policy.ConnectionRules) *http.Transport {
 // buffers lends out copy buffers to the reverse proxy.
 type buffers struct{ pool sync.Pool }
 
-const bufferSize = 32 << 10
+const (
+	bufferSize = 32 << 10
+	// smallBuffer is for answers that come in small pieces, and for many at once.
+	smallBuffer = 4 << 10
+)
+
+// bufferPool lends buffers for one exchange: small ones to calls of LLM APIs, whose streams stay open for long.
+func (h *Handler) bufferPool(call *llmCall) httputil.BufferPool {
+	if call != nil {
+		return &h.small
+	}
+	return &h.buffers
+}
+
+type smallBuffers struct{ pool sync.Pool }
+
+func (b *smallBuffers) Get() []byte {
+	if buf, ok := b.pool.Get().(*[smallBuffer]byte); ok {
+		return buf[:]
+	}
+	return make([]byte, smallBuffer)
+}
+
+func (b *smallBuffers) Put(buf []byte) { b.pool.Put((*[smallBuffer]byte)(buf)) }
 
 func (b *buffers) Get() []byte {
 	if buf, ok := b.pool.Get().(*[bufferSize]byte); ok {

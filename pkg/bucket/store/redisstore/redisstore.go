@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/ratelimiter"
 )
 
 // Store is a store.Store in Redis.
@@ -87,6 +88,11 @@ func (s *Store) Ping(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// Counter gives fixed windows in the same Redis, over the same connections.
+func (s *Store) Counter(name string, window time.Duration) (ratelimiter.Counter, error) {
+	return ratelimiter.NewRedis(name, s.client, window)
 }
 
 // Check implements store.Store.

@@ -71,7 +71,7 @@ func (c *runCommand) Run(ctx context.Context) error {
 	defer b.Close()
 
 	reg := telemetry.NewRegistry("edge")
-	service, err := edge.New(c.Edge, edge.Deps{Bus: b, Store: store, Ping: store.Ping, Log: log, Registry: reg})
+	service, err := edge.New(c.Edge, edge.Deps{Bus: b, Store: store, Ping: store.Ping, Counter: store.Counter, Log: log, Registry: reg})
 	if err != nil {
 		return err
 	}
