@@ -45,9 +45,7 @@ func (d *Decision) record(f Facts) Record {
 		Duration:    f.Duration.Microseconds(),
 		Outcome:     f.Outcome,
 	}}
-	if f.Unanswered {
-		r.Response.Refund = f.Outcome == events.OutcomeRefused || d.Route.Refunds(policy.Refund(f.Outcome))
-	}
+	r.Response.Refund = f.Outcome == events.OutcomeRefused || f.Unanswered && d.Route.Refunds(policy.Refund(f.Outcome))
 	if d.Upstream.TrustComputeCost {
 		r.Response.ComputeCost = f.ComputeCost
 	}
