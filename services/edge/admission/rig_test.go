@@ -67,15 +67,19 @@ func (r *rig) use(t testing.TB, doc string) { r.Use(compile(t, doc)) }
 
 func compile(t testing.TB, doc string) *policy.Table {
 	t.Helper()
-	p, err := policy.Parse([]byte(doc))
-	if err != nil {
-		t.Fatal(err)
-	}
-	table, err := policy.Compile(p, 3)
+	table, err := compilePolicy(doc)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return table
+}
+
+func compilePolicy(doc string) (*policy.Table, error) {
+	p, err := policy.Parse([]byte(doc))
+	if err != nil {
+		return nil, err
+	}
+	return policy.Compile(p, 3)
 }
 
 // Add implements admission.Sink.

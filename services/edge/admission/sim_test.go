@@ -200,21 +200,23 @@ func (s *sim) run(d time.Duration) {
 
 // limit is the bound of docs/consistency.md: with what was leased when an interval began.
 func (s *sim) limit(capacity int64, rate float64) history.Limit {
-	steps := slices.Clone(s.store.steps)
+	return history.Limit{Capacity: capacity, Rate: rate, Leased: leasedOf(s.store.steps, startTime)}
+}
+
+// leasedOf is how much was leased out just before a moment of a run that began at begun.
+func leasedOf(steps []step, begun int64) func(at time.Duration) int64 {
+	steps = slices.Clone(steps)
 	slices.SortStableFunc(steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
 	for i := 1; i < len(steps); i++ {
 		steps[i].tokens += steps[i-1].tokens
 	}
-	return history.Limit{Capacity: capacity, Rate: rate, Leased: func(at time.Duration) int64 {
-		// Just before at: of several steps at one moment the most that was out counts.
-		micros := startTime + at.Microseconds()
-		i, _ := slices.BinarySearchFunc(steps, micros, func(s step, at int64) int { return cmp.Compare(s.at, at) })
-		most := int64(0)
-		if i > 0 {
-			most = steps[i-1].tokens
+	return func(at time.Duration) int64 {
+		i, _ := slices.BinarySearchFunc(steps, begun+at.Microseconds(), func(s step, at int64) int { return cmp.Compare(s.at, at) })
+		if i == 0 {
+			return 0
 		}
-		return most
-	}}
+		return steps[i-1].tokens
+	}
 }
 
 func limitDoc(capacity int64, rate float64, more string) string {
