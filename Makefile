@@ -35,10 +35,11 @@ lint: ## Formatting, vet, staticcheck, tidy modules, import rules, Lua, shell
 fuzz: ## Run each fuzz target for FUZZTIME (10s)
 	@scripts/fuzz.sh
 
-soak: ## Hold the stores and the exact model together over 1,000,000 random steps, and send 10 GiB through an edge (about 40 minutes)
+soak: ## Hold the stores and the exact model together over 1,000,000 random steps, send 10 GiB through an edge, run fleets for a minute (about 40 minutes)
 	@scripts/redis.sh
 	@go test -count=1 -timeout=3h -run='^TestSequence$$' ./pkg/bucket/store/redisstore -steps=50000
 	@go test -count=1 -timeout=1h -run='^TestUpStreamsHugeBody$$' -v ./cmd/aegis -huge=10240
+	@cd services/edge && go test -count=1 -timeout=30m -tags=soak -v -run='^(TestCardinalityAttackOfFiveMillion|TestFleetOfProcessesForAMinute)$$' ./admission
 
 bench: ## Run the benchmarks COUNT (6) times into .cache/bench.out, for benchstat
 	@scripts/bench.sh

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 
@@ -40,6 +41,73 @@ func BenchmarkDecide(b *testing.B) {
 			}
 		})
 	})
+}
+
+// BenchmarkMemory is a whole decision that asks no store: a lease hit and a remembered denial, by address and by
+// key, and a hot key from all cores at once (run with -cpu 1,2,8).
+func BenchmarkMemory(b *testing.B) {
+	start := func(b *testing.B, route string) *rig {
+		r := newRig(b, doc("  r: {path: /api/r, upstream: up, degrade: off, "+route+"}"))
+		r.Store = memstore.New(nil)
+		r.Clock = admission.NewStoreClock(time.Now)
+		r.Memory = admission.NewMemory(admission.DefaultMemory)
+		r.Memory.Echo(1<<60, false) // heard of everything, for ever
+		return r
+	}
+	request := func(header http.Header) admission.Request {
+		return admission.Request{Method: "GET", Host: "edge.test", Path: "/api/r", Header: header, Peer: netip.MustParseAddr("192.0.2.1")}
+	}
+	const plenty, little = "capacity: 100000000, refill_rate: 100000000", "capacity: 1, refill_rate: 0.000001"
+	for name, route := range map[string]string{"lease": plenty, "denial": little} {
+		for client, header := range map[string]http.Header{"address": headers(), "key": headers("X-API-Key", "bob")} {
+			b.Run(name+"/client="+client, func(b *testing.B) {
+				r, req := start(b, route), request(header)
+				b.ReportAllocs()
+				for b.Loop() {
+					r.Decide(context.Background(), req)
+				}
+				st := r.Memory.Stats()
+				b.ReportMetric(float64(st.LeaseHits+st.Denials)/float64(b.N), "hits/op")
+			})
+		}
+	}
+	b.Run("lease/hot", func(b *testing.B) {
+		r, req := start(b, plenty), request(headers())
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				r.Decide(context.Background(), req)
+			}
+		})
+	})
+}
+
+// BenchmarkMemoryBytes is what a client costs that is remembered: refused for an hour, and what one costs of whom
+// there is nothing to remember.
+func BenchmarkMemoryBytes(b *testing.B) {
+	for name, red := range map[string]bool{"denied": true, "idle": false} {
+		b.Run(name, func(b *testing.B) {
+			r := newRig(b, doc(tight))
+			r.Store, r.Memory = stub{red: red}, admission.NewMemory(admission.DefaultMemory)
+			const clients = admission.DefaultMemory / 2
+			before := heapBytes()
+			for i := range clients {
+				askFrom(r.Engine, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}))
+			}
+			grown := float64(int64(heapBytes()) - int64(before))
+			for b.Loop() {
+			}
+			b.ReportMetric(grown/clients, "B/client")
+			runtime.KeepAlive(r)
+		})
+	}
+}
+
+func heapBytes() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
 
 // BenchmarkEncodeBatch is what a full batch of events costs the publisher.
