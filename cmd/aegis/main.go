@@ -19,6 +19,7 @@ type commands struct {
 	Up          upCommand          `cmd:"" help:"Run everything in one process: four services, NATS, Redis, a sample upstream."`
 	Upstream    upstreamCommand    `cmd:"" help:"Run the sample upstream alone."`
 	Policy      policyCommands     `cmd:"" help:"Work with policy files."`
+	DeadLetter  deadLetterCommands `cmd:"" name:"deadletter" help:"Look at what could not be settled, and settle it after all."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a service's /readyz or /healthz; exit 0 if it is well."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 }

@@ -86,7 +86,7 @@ func TestDeployPublish(t *testing.T) {
 	t.Parallel()
 	allowed := map[string][]string{
 		"edge": {
-			"aegis.response.b1", "aegis.edge.heartbeat.e1", "aegis.deadletter.edge",
+			"aegis.response.b1", events.SubjectRetry, "aegis.edge.heartbeat.e1", "aegis.deadletter.edge",
 			"read AEGIS_CONFIG", "last AEGIS_CONFIG", "read AEGIS_HEALTH", "last AEGIS_HEALTH",
 			"aegis.deferred.c", "aegis.deferral.i", "work AEGIS_DEFERRED", "info AEGIS_DEFERRALS", "last AEGIS_DEFERRALS",
 		},
@@ -104,7 +104,7 @@ func TestDeployPublish(t *testing.T) {
 			"read AEGIS_CONFIG", "last AEGIS_CONFIG", "read AEGIS_HEALTH", "last AEGIS_HEALTH",
 		},
 		"operator": {
-			"aegis.config.command", "$SRV.PING", "$SRV.INFO", "$SRV.STATS",
+			"aegis.config.command", events.SubjectRetry, "$SRV.PING", "$SRV.INFO", "$SRV.STATS",
 			"info *", "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST",
 		},
 	}
@@ -121,7 +121,7 @@ func TestDeployPublish(t *testing.T) {
 	for _, subject := range []string{
 		events.SubjectConfigCommand, events.SubjectConfigUpdates, events.SubjectAudit,
 		"aegis.deferred.c", "aegis.deferral.i",
-		events.SubjectResponse("b1"), events.SubjectHealth("u1"), events.SubjectHeartbeat("e1"),
+		events.SubjectResponse("b1"), events.SubjectRetry, events.SubjectHealth("u1"), events.SubjectHeartbeat("e1"),
 		"$SRV.PING", "$SRV.INFO", "$SRV.STATS",
 		"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$SYS.REQ.SERVER.PING",
 		"$KV.any.key", "unrelated",

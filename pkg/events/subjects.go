@@ -21,6 +21,9 @@ const (
 	// SubjectAudit carries admin operations and failed authentications (see Audit).
 	SubjectAudit = "aegis.audit"
 
+	// SubjectRetry is where an operator publishes what dead letters left out (see DeadLetter.Retry).
+	SubjectRetry = subjectResponse + "retry"
+
 	// subjectRules are the keys of the KV bucket AEGIS_RULES, as NATS names them.
 	subjectRules = "$KV.AEGIS_RULES."
 

@@ -115,7 +115,7 @@ func (s *Service) park(i int, why reason) {
 func (s reader) apply(ctx context.Context, m bus.Message) (map[int]reason, error) {
 	batch, err := events.Decode[events.ResponseBatch](m.Data)
 	if err != nil {
-		return nil, s.deadLetter(ctx, m, err.Error())
+		return nil, s.deadLetter(ctx, m, nil, err.Error())
 	}
 	items, t := fold(batch)
 	calls := make([]store.Settlement, 0, len(items))
@@ -130,7 +130,7 @@ func (s reader) apply(ctx context.Context, m bus.Message) (map[int]reason, error
 			Items:  list,
 		}
 		if err := st.Validate(); err != nil { // before anything of the message is applied
-			return nil, s.deadLetter(ctx, m, err.Error())
+			return nil, s.deadLetter(ctx, m, nil, err.Error())
 		}
 		if s.shards[i].owner.Load() == s.own && st.Prev < m.Seq {
 			calls = append(calls, st)
@@ -182,14 +182,15 @@ func (s reader) settle(ctx context.Context, m bus.Message, st store.Settlement) 
 		case err == nil:
 			return s.settled(st, done), look, nil
 		case errors.As(err, &bad) && bad.Index >= 0 && bad.Index < len(st.Items):
-			item := st.Items[bad.Index]
-			if err := s.deadLetter(ctx, m, fmt.Sprintf("bucket %q of client %q: %v", item.Scope, item.Client, err)); err != nil {
+			if err := s.setAside(ctx, m, st.Items[bad.Index], err); err != nil {
 				return false, look, err
 			}
 			st.Items = append(st.Items[:bad.Index:bad.Index], st.Items[bad.Index+1:]...)
 		case errors.Is(err, store.ErrInvalid):
-			if err := s.deadLetter(ctx, m, err.Error()); err != nil {
-				return false, look, err
+			for _, item := range st.Items {
+				if err := s.setAside(ctx, m, item, err); err != nil {
+					return false, look, err
+				}
 			}
 			st.Items = nil
 		default:
@@ -198,6 +199,12 @@ func (s reader) settle(ctx context.Context, m bus.Message, st store.Settlement) 
 			return false, unreachable, nil
 		}
 	}
+}
+
+// setAside makes a dead letter of one item of a message.
+func (s reader) setAside(ctx context.Context, m bus.Message, item store.Item, why error) error {
+	of := &events.DeadBucket{Client: item.Client, Scope: item.Scope, Kind: item.Spec.Kind, Window: item.Window}
+	return s.deadLetter(ctx, m, of, fmt.Sprintf("bucket %q of client %q: %v", item.Scope, item.Client, why))
 }
 
 // call is Store.Settle with a bound of its own: a call that was begun is finished

@@ -330,6 +330,34 @@ func TestUnreadableBucket(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var letters []events.DeadLetter
+	for _, seq := range []uint64{1, 2} {
+		m, err := b.At(t.Context(), events.StreamDeadLetter, seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := events.Decode[events.DeadLetter](m.Data)
+		if err != nil || d.Bucket == nil || d.Bucket.Scope != route || d.Seq != 2 {
+			t.Fatalf("dead letter %+v, %v", d, err)
+		}
+		letters = append(letters, d)
+	}
+	retry := func() { // as an operator does, for longer apart than the stream knows ids
+		for _, d := range letters {
+			batch, err := d.Retry()
+			if err != nil {
+				t.Fatal(err)
+			}
+			data, err := events.Encode(batch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.Publish(t.Context(), events.SubjectRetry, data); err != nil {
+				t.Fatal(err)
+			}
+		}
+		i.flush(t)
+	}
 	for _, c := range []int{1, 2} {
 		d, err := s.Check(t.Context(), store.Check{Client: client(c), Limits: []store.Limit{
 			{Scope: route, Spec: specs[0]}, {Scope: bucket.ScopeDay, Spec: specs[1]}}})
@@ -346,6 +374,12 @@ func TestUnreadableBucket(t *testing.T) {
 	if got := i.metric(t, "dead_letters_total"); got != 2 {
 		t.Errorf("%v items set aside, want 2", got)
 	}
+	retry()
+	retry() // to no effect
+	for name, taken := range p.want {
+		want[name] += taken
+	}
+	want.check(t, s)
 	// The gauge is told once a second, and begins with the shards that had yet to catch up.
 	bustest.Await(t, "no shard being parked for a bucket that can't be read", func() bool { return i.metric(t, "parked_shards") == 0 })
 }
