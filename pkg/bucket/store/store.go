@@ -13,6 +13,8 @@ var (
 	ErrUnavailable = errors.New("store: unavailable, the call did not run")
 	// ErrFull is an ErrUnavailable of a store that is well but has no room for a new bucket.
 	ErrFull = fmt.Errorf("%w: no room", ErrUnavailable)
+	// ErrMoving is an ErrUnavailable of a store that is well but is moving the bucket to another node.
+	ErrMoving = fmt.Errorf("%w: on its way to another node", ErrUnavailable)
 	// ErrUnknown: the call may or may not have run (it timed out, or the connection broke after
 	// it was sent). A Check counts as charged then; a Settle may be repeated.
 	ErrUnknown = errors.New("store: no answer, the call may or may not have run")

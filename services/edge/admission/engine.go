@@ -292,8 +292,8 @@ func (e *Engine) ask(ctx context.Context, c store.Check) (answer, error) {
 			e.Breaker.Debit(false)
 			e.counts.Unknown.Add(1)
 			how = events.HowUnknown
-		case errors.Is(err, store.ErrFull):
-			e.counts.Unavailable.Add(1) // it decides the clients it knows: no reason to stop asking
+		case errors.Is(err, store.ErrFull), errors.Is(err, store.ErrMoving):
+			e.counts.Unavailable.Add(1) // it decides other clients: no reason to stop asking
 		case errors.Is(err, store.ErrUnavailable):
 			e.Breaker.Debit(false)
 			e.counts.Unavailable.Add(1)

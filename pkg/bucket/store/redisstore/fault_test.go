@@ -411,6 +411,41 @@ func TestOutOfMemory(t *testing.T) {
 			r.Client.Del(t.Context(), key) // the window would be switched to from it
 		}
 	}
+	// Settlement goes on, of a bucket that is gone too.
+	m, err := s.Begin(t.Context(), store.ShardOf("new"), "s", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Client.ConfigSet(t.Context(), "maxmemory", "1")
+	st := store.Settlement{Shard: store.ShardOf("new"), Stream: "s", Prev: m.Cursor, Seq: 1, Boot: "b", N: 1,
+		Items: []store.Item{{Client: "new", Scope: "r", Spec: still(5), Delta: bucket.One, Time: time.Now().UnixMicro()}}}
+	if got, err := s.Settle(t.Context(), st); err != nil || got.Status != store.Applied || got.Items[0].Remaining != 4*bucket.One {
+		t.Errorf("settled %+v, %v", got, err)
+	}
+}
+
+// A daily quota is still used up after Redis has died and started again, with the append-only file that deploy/redis.conf asks for.
+func TestDailyQuotaSurvivesRestart(t *testing.T) {
+	t.Parallel()
+	r := redistest.Start(t, "--appendonly", "yes")
+	s := open(t, Options{Addrs: []string{r.Addr}})
+	c := store.Check{Client: "c", Cost: 5 * bucket.One, Limits: []store.Limit{
+		{Scope: bucket.ScopeDay, Spec: bucket.Spec{Kind: bucket.DailyQuota, Capacity: 5 * bucket.One}}}}
+	before, err := s.Check(t.Context(), c)
+	if err != nil || before.Tier != bucket.Green {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	r.Kill(t)
+	r.Restart(t)
+	c.Cost = bucket.One
+	var after store.Decision
+	redistest.Await(t, "a check", func() (err error) {
+		after, err = s.Check(t.Context(), c)
+		return err
+	})
+	if after.Tier != bucket.Red && after.Limits[0].Window == before.Limits[0].Window {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
 }
 
 // Case 9, and garbage: what other programs may have stored is read, or refused, never admitted for free.

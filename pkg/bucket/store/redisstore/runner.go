@@ -110,7 +110,7 @@ func command(ctx context.Context, name, script string, keys []string, args []any
 
 // refusals are the replies by which a server says that it did not run the command.
 var refusals = []string{
-	"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF",
+	"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "MISCONF",
 	"BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "MOVED", "ASK", "ERR max number of clients",
 }
 
@@ -138,6 +138,9 @@ func refused(text string, err error) error {
 	}
 	if strings.HasPrefix(text, "OOM") {
 		return fmt.Errorf("%w: %w", store.ErrFull, err)
+	}
+	if strings.HasPrefix(text, "TRYAGAIN") {
+		return fmt.Errorf("%w: %w", store.ErrMoving, err)
 	}
 	for _, prefix := range refusals {
 		if strings.HasPrefix(text, prefix) {
