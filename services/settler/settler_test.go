@@ -105,6 +105,53 @@ func TestDeltasReachBuckets(t *testing.T) {
 	}
 }
 
+// Edges are told whose buckets went below zero, and whose have got something back; of others nothing.
+func TestTellsOfChangedBuckets(t *testing.T) {
+	t.Parallel()
+	b := bustest.Start(t).Provisioned(t)
+	s := memstore.New(nil)
+	told := make(chan events.ChangedBucket, 100)
+	sub, err := b.Subscribe(events.AllChanged, func(m bus.Message) {
+		c, err := events.Decode[events.BucketsChanged](m.Data)
+		if err != nil || m.Subject != events.SubjectChanged(store.ShardOf(c.Buckets[0].Client)) {
+			t.Errorf("%s: %v", m.Subject, err)
+		}
+		for _, one := range c.Buckets {
+			told <- one
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Stop()
+	i := start(t, b, s, fast())
+	settled(t, i)
+	p := newPublisher(t, b, "boot", model{})
+	for k, c := range []struct{ spend, base, cost int64 }{{10 * one, 5 * one, 2}, {capacity, one, 3}, {10 * one, one, 3}} {
+		if _, err := s.Check(t.Context(), store.Check{Client: client(k), Cost: c.spend, Limits: []store.Limit{{Scope: route, Spec: specs[0]}}}); err != nil {
+			t.Fatal(err)
+		}
+		e := event(fmt.Sprint(k), client(k), fmt.Sprint(c.cost))
+		e.Base, e.Charges = c.base, e.Charges[:1]
+		e.Charges[0].Amount = c.base
+		p.publish(p.encode(e), p.id())
+	}
+	i.flush(t)
+	got := map[events.ChangedBucket]int{}
+	for range 2 {
+		select {
+		case c := <-told:
+			got[c]++
+		case <-time.After(10 * time.Second):
+			t.Fatal("edges are not told")
+		}
+	}
+	if got[events.ChangedBucket{Client: client(0), Scope: route, Why: events.ChangedGain}] != 1 ||
+		got[events.ChangedBucket{Client: client(1), Scope: route, Why: events.ChangedDebt}] != 1 || len(told) > 0 {
+		t.Errorf("told %+v and %d more", got, len(told))
+	}
+}
+
 // The settler was away for an hour of a client that overspends. What it then takes at once stops at
 // max_debt, so that the client waits for that and not for the hour; the rest is forgiven, and counted.
 // Who spent less pays all of it.
