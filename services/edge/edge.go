@@ -101,9 +101,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s.engine = &admission.Engine{
 		Identifier:  admission.Identifier{Trusted: cfg.TrustedProxies, IPv6Bits: cfg.IPv6Prefix},
 		Store:       deps.Store,
-		Local:       memstore.New(clock.Micros),
+		Local:       memstore.New(clock.Micros, memstore.AtMost(localBuckets)),
 		Clock:       clock,
-		Breaker:     admission.NewBreaker(s.breakerChanged),
+		Breaker:     admission.NewBreaker(time.Now, s.breakerChanged),
 		Fleet:       admission.NewFleet(s.boot),
 		Multipliers: admission.NewMultipliers(time.Now),
 		Sink:        s.outbox,
@@ -182,6 +182,9 @@ func (s *Service) Run(ctx context.Context) error {
 
 // runDeferred runs what clients were promised, on this edge or another.
 func (s *Service) runDeferred(ctx context.Context) { s.deferred.Run(ctx, s.handler, closeTimeout) }
+
+// localBuckets bounds the buckets kept for when the store is away: a client has one or more.
+const localBuckets = 100_000
 
 // closeTimeout bounds the end of exchanges that have been cut off.
 const closeTimeout = 2 * time.Second

@@ -29,6 +29,8 @@ const (
 	TooLarge
 	// NoRoute: no route matches.
 	NoRoute
+	// StoreAway: the shared store gives no answer, and the route is closed without it.
+	StoreAway
 	// Unavailable: the edge can't decide; it has no policy yet.
 	Unavailable
 )

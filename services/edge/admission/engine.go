@@ -16,16 +16,24 @@ type Sink interface {
 	Add(Record) bool
 }
 
+// Local is the store of an edge alone. memstore.Store is one.
+type Local interface {
+	store.Store
+	// Lower leaves a client's bucket with balance and grace at the most, as of now.
+	Lower(client string, l store.Limit, balance, grace int64)
+}
+
 // Engine decides requests. All its fields are set before the first Decide; it is safe for concurrent use.
 type Engine struct {
 	Identifier Identifier
 	// Store is shared by all edges; Local is this edge's own, on Clock, for when Store is away.
-	Store, Local store.Store
-	Clock        *StoreClock
-	Breaker      *Breaker
-	Fleet        *Fleet
-	Multipliers  *Multipliers
-	Sink         Sink
+	Store       store.Store
+	Local       Local
+	Clock       *StoreClock
+	Breaker     *Breaker
+	Fleet       *Fleet
+	Multipliers *Multipliers
+	Sink        Sink
 	// Directory knows clients beyond the table's; nil: there are none.
 	Directory Directory
 	// Memory answers without the store where it can; nil: every decision asks the store. Then Tend has to be called.
@@ -46,6 +54,8 @@ type Counts struct {
 	Unavailable, Unreadable atomic.Uint64
 	// Local decisions in all, those of an open breaker included.
 	Local atomic.Uint64
+	// Open decisions passed a request that no limit had room for; Closed ones refused one unasked.
+	Open, Closed atomic.Uint64
 	// Leases that went back to the store unspent, and those that could not.
 	LeasesReturned, LeasesLost atomic.Uint64
 }
@@ -76,12 +86,12 @@ func (e *Engine) Decide(ctx context.Context, r Request) Decision {
 	}
 	switch {
 	case len(limits) == 0:
-	case e.Memory == nil || d.Route.Cost == 0 || d.Route.Shadow:
+	case e.Memory == nil || d.Route.Cost == 0 || d.Route.Shadow, d.Route.Fallback != policy.FallbackLocal && e.Degraded():
 		e.limit(ctx, &d, limits, nil, outcome{})
 	default:
 		e.remember(ctx, &d, query{terms: terms{d.table, d.Route.Name, limits, d.Route.Cost, d.Multiplier}, now: d.now})
 	}
-	if d.Action != Unavailable {
+	if d.Action != Unavailable && d.Action != StoreAway {
 		e.tiers[d.Tier].Add(1)
 	}
 	return d
@@ -184,9 +194,13 @@ func (e *Engine) limit(ctx context.Context, d *Decision, scoped []policy.ScopedL
 		return
 	}
 
-	a, err = e.ask(ctx, check)
+	a, err = e.ask(ctx, check, d.Route.Fallback)
 	d.Degraded = a.how != events.HowRedis
-	if err != nil {
+	switch {
+	case errors.Is(err, errClosed):
+		d.Action, d.RetryAfter = StoreAway, 1
+		return
+	case err != nil:
 		d.Action = Unavailable
 		return
 	}
@@ -275,40 +289,56 @@ type answer struct {
 	how events.How
 }
 
-// ask decides by the shared store, or locally where that gives no answer. A call that may
-// have run is decided locally too: else a store that answers late would admit everything.
-func (e *Engine) ask(ctx context.Context, c store.Check) (answer, error) {
+// errClosed: the shared store gave no answer, and the route takes no other.
+var errClosed = errors.New("admission: the route is closed without the store")
+
+// ask decides by the shared store, or as the route's fallback says where that gives no answer. A call that may
+// have run is decided so too: else a store that answers late would admit everything.
+func (e *Engine) ask(ctx context.Context, c store.Check, fallback policy.Fallback) (answer, error) {
 	// A client that leaves must not end a call that may have charged, nor look like a store that fails.
 	ctx = context.WithoutCancel(ctx)
 	how := events.HowLocal
-	if e.Breaker.State() != Open {
+	edges := e.Fleet.Live()
+	if pass := e.Breaker.Pass(); pass != Refused {
 		decision, err := e.Store.Check(ctx, c)
+		e.Breaker.Debit(pass, !errors.Is(err, store.ErrUnknown) && !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrFull))
 		switch {
 		case err == nil:
-			e.Breaker.Debit(true)
 			e.Clock.Observe(decision.Now)
+			for i, l := range c.Limits {
+				at := decision.Limits[i]
+				e.Local.Lower(c.Client, store.Limit{Scope: l.Scope, Spec: share(l.Spec, edges, c.Cost)}, at.Remaining/edges, at.Grace/edges)
+			}
 			return answer{decision, c.Limits, events.HowRedis}, nil
 		case errors.Is(err, store.ErrUnknown):
-			e.Breaker.Debit(false)
 			e.counts.Unknown.Add(1)
 			how = events.HowUnknown
 		case errors.Is(err, store.ErrFull), errors.Is(err, store.ErrMoving):
 			e.counts.Unavailable.Add(1) // it decides other clients: no reason to stop asking
 		case errors.Is(err, store.ErrUnavailable):
-			e.Breaker.Debit(false)
 			e.counts.Unavailable.Add(1)
 		default:
 			e.counts.Unreadable.Add(1)
 		}
 	}
+	if fallback == policy.FallbackClosed {
+		e.counts.Closed.Add(1)
+		return answer{how: how}, errClosed
+	}
 	e.counts.Local.Add(1)
-	edges := e.Fleet.Live()
 	limits := make([]store.Limit, len(c.Limits))
 	for i, l := range c.Limits {
 		limits[i] = store.Limit{Scope: l.Scope, Spec: share(l.Spec, edges, c.Cost)}
 	}
 	c.Limits, c.Want, c.Share = limits, 0, 0
+	if fallback == policy.FallbackOpen {
+		c.Shadow = true // what the share still has is charged
+	}
 	decision, err := e.Local.Check(ctx, c)
+	if fallback == policy.FallbackOpen && decision.Tier != bucket.Green {
+		e.counts.Open.Add(1)
+		decision.Tier = bucket.Green
+	}
 	return answer{decision, limits, how}, err
 }
 

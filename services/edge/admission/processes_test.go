@@ -79,7 +79,7 @@ func runProcess(text string) error {
 		Store:       w,
 		Local:       memstore.New(clock.Micros),
 		Clock:       clock,
-		Breaker:     admission.NewBreaker(nil),
+		Breaker:     admission.NewBreaker(time.Now, nil),
 		Fleet:       admission.NewFleet(fmt.Sprint(p.Edge)),
 		Multipliers: admission.NewMultipliers(time.Now),
 		Memory:      admission.NewMemory(admission.DefaultMemory),

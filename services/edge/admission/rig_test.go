@@ -54,7 +54,7 @@ func newRig(t testing.TB, doc string) *rig {
 		Store:       r.store,
 		Local:       memstore.New(storeClock.Micros),
 		Clock:       storeClock,
-		Breaker:     admission.NewBreaker(nil),
+		Breaker:     admission.NewBreaker(time.Now, nil),
 		Fleet:       admission.NewFleet("this"),
 		Multipliers: admission.NewMultipliers(clock),
 		Sink:        r,

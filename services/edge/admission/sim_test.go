@@ -117,11 +117,13 @@ func newSim(t testing.TB, edges int, doc string, apart bool) *sim {
 	s.alone = memstore.New(micros)
 	s.one = store.Check{Client: "c", Cost: bucket.One, Limits: []store.Limit{{Scope: "r", Spec: bucket.Effective(table.Limits(table.Route("r"), policy.UserRules{}, false)[0].Limit, bucket.One)}}}
 	for i := range edges {
+		storeClock := admission.NewStoreClock(clock)
 		e := &admission.Engine{
 			Identifier:  admission.Identifier{IPv6Bits: 64},
 			Store:       s.store,
-			Clock:       admission.NewStoreClock(clock),
-			Breaker:     admission.NewBreaker(nil),
+			Local:       memstore.New(storeClock.Micros),
+			Clock:       storeClock,
+			Breaker:     admission.NewBreaker(time.Now, nil),
 			Fleet:       admission.NewFleet(fmt.Sprint(i)),
 			Multipliers: admission.NewMultipliers(clock),
 			Memory:      admission.NewMemory(admission.DefaultMemory),

@@ -111,17 +111,18 @@ type Grant struct {
 // is exceeded. What is granted must be followed by Settle or Refund, once. It never fails: while the
 // shared counters are away it counts in the edge's own.
 func (l *Limiter) Reserve(ctx context.Context, q Quota) Grant {
-	ctx = context.WithoutCancel(ctx) // a client that leaves must not end an increment half way
-	if l.Breaker.State() != admission.Open {
+	ctx = context.WithoutCancel(ctx)            // a client that leaves must not end an increment half way
+	if q.RPM == 0 && q.TPM == 0 && q.RPS == 0 { // nobody is asked
+		g, _ := l.reserve(ctx, l.Local, q)
+		return g
+	}
+	if pass := l.Breaker.Pass(); pass != admission.Refused {
 		g, err := l.reserve(ctx, l.Shared, q)
+		l.Breaker.Debit(pass, err == nil)
 		if err == nil {
-			if q.RPM > 0 || q.TPM > 0 || q.RPS > 0 {
-				l.Breaker.Debit(true)
-			}
 			return g
 		}
 		// It may have counted. That is not taken back, since it may not have; it ends with its window.
-		l.Breaker.Debit(false)
 	}
 	edges := l.Fleet.Live()
 	share := func(quota int64) int64 {

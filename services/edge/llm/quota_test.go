@@ -43,7 +43,7 @@ func newBench(t *testing.T, onRedis bool) *bench {
 	}
 	b.Limiter = &Limiter{
 		Shared: shared, Local: NewLocal(clock),
-		Breaker: admission.NewBreaker(nil), Fleet: admission.NewFleet("this"), Now: clock,
+		Breaker: admission.NewBreaker(time.Now, nil), Fleet: admission.NewFleet("this"), Now: clock,
 	}
 	return b
 }

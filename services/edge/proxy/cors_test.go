@@ -156,9 +156,8 @@ func TestUnavailableCarriesCORS(t *testing.T) {
 		<-reached
 		drained.handler.Close(t.Context())
 	}()
-	undecided := newRig(t, rigConfig{policy: policyFor(url, "capacity: 5", "refill_rate: 1", "fallback: closed", cors), store: awayStore{}})
-	undecided.engine.Local = awayStore{}
-	for name, r := range map[string]*rig{"drained": drained, "undecided": undecided} {
+	closed := newRig(t, rigConfig{policy: policyFor(url, "capacity: 5", "refill_rate: 1", "fallback: closed", cors), store: awayStore{}})
+	for name, r := range map[string]*rig{"drained": drained, "closed": closed} {
 		res, body := r.get("/api", "Origin", origin)
 		problemOf(t, res, body, 503)
 		got := access(res.Header)

@@ -39,6 +39,9 @@ type Deferrals interface {
 	Cancel(ctx context.Context, client, id string) error
 }
 
+// maxPolls bounds the clients whose questions are counted.
+const maxPolls = 10_000
+
 // polls bounds how often a client may ask after its deferred requests: each question goes to NATS.
 var polls = bucket.Effective(bucket.Limit{Kind: bucket.TokenBucket, Capacity: 20, Rate: 10 * bucket.One}, bucket.One)
 
@@ -231,7 +234,7 @@ func stays(d *admission.Decision, client string) error {
 		return errors.New("the route takes LLM calls now, which are not put off")
 	}
 	switch d.Action {
-	case admission.Forward, admission.Degrade, admission.Deny, admission.DenyReduced, admission.Unavailable:
+	case admission.Forward, admission.Degrade, admission.Deny, admission.DenyReduced, admission.StoreAway, admission.Unavailable:
 		if d.Client.ID != client {
 			return errForgotten
 		}

@@ -94,7 +94,7 @@ func (m *metrics) decided(d *admission.Decision) {
 	switch {
 	case d.Exempt:
 		tier = "exempt"
-	case len(d.Upstream.URLs) > 0 && d.Action != admission.Unavailable:
+	case len(d.Upstream.URLs) > 0 && d.Action != admission.Unavailable && d.Action != admission.StoreAway:
 		tier = d.Tier.String()
 	}
 	m.requests.WithLabelValues(route, tier).Inc()

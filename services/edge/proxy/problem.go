@@ -83,6 +83,9 @@ func refusal(d *admission.Decision) problem {
 		p = plainProblem(http.StatusRequestEntityTooLarge, fmt.Sprintf("the body may have at most %d bytes", d.Route.MaxBodyBytes))
 	case admission.NoRoute:
 		p = plainProblem(http.StatusNotFound, "no route matches")
+	case admission.StoreAway:
+		p = plainProblem(http.StatusServiceUnavailable, "the limits can't be checked now")
+		p.RetryAfter = d.RetryAfter
 	default:
 		p = plainProblem(http.StatusServiceUnavailable, "no policy is in force yet")
 		p.RetryAfter = 1

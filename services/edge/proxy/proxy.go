@@ -70,7 +70,7 @@ func New(o Options) *Handler {
 		body:      cmp.Or(o.BodyTimeout, DefaultBodyTimeout),
 		cache:     cache.New(o.CacheBytes, time.Now),
 		deferrals: o.Deferrals,
-		polls:     memstore.New(o.Engine.Clock.Micros),
+		polls:     memstore.New(o.Engine.Clock.Micros, memstore.AtMost(maxPolls)),
 		llm:       o.LLM,
 		access:    zerolog.Nop(),
 		log:       o.Log,

@@ -71,7 +71,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 		Store:       c.store,
 		Local:       memstore.New(frozen),
 		Clock:       admission.NewStoreClock(time.Now),
-		Breaker:     admission.NewBreaker(nil),
+		Breaker:     admission.NewBreaker(time.Now, nil),
 		Fleet:       admission.NewFleet("this"),
 		Multipliers: admission.NewMultipliers(time.Now),
 		Sink:        r,

@@ -20,6 +20,7 @@ type Store struct {
 type shard struct {
 	mu      sync.Mutex
 	buckets map[key]Bucket
+	most    int // buckets; 0: no bound
 	meta    store.Meta
 	// base is what earlier streams counted up to; base + sequence never falls.
 	base  uint64
@@ -61,8 +62,21 @@ type counter struct{ n, seq uint64 }
 
 var _ store.Store = (*Store)(nil)
 
+// Option changes a Store.
+type Option func(*Store)
+
+// AtMost bounds a store to about n buckets. A new one then takes the place of the fullest of a few: it is the one
+// that loses the least by being forgotten, and so taken for full.
+func AtMost(n int) Option {
+	return func(s *Store) {
+		for i := range s.shards {
+			s.shards[i].most = max(1, n/store.Shards)
+		}
+	}
+}
+
 // New returns an empty store. clock answers Unix microseconds; nil: the system's clock.
-func New(clock func() int64) *Store {
+func New(clock func() int64, opts ...Option) *Store {
 	if clock == nil {
 		clock = func() int64 { return time.Now().UnixMicro() }
 	}
@@ -70,6 +84,9 @@ func New(clock func() int64) *Store {
 	for i := range s.shards {
 		s.shards[i].buckets = map[key]Bucket{}
 		s.shards[i].boots = map[string]counter{}
+	}
+	for _, o := range opts {
+		o(s)
 	}
 	return s
 }
@@ -266,6 +283,28 @@ func stored(was, spec bucket.Spec) bucket.Spec {
 	return was
 }
 
+// Lower leaves a client's bucket with balance and grace at the most, in micro-tokens, as of now.
+func (s *Store) Lower(client string, l store.Limit, balance, grace int64) {
+	sh := &s.shards[store.ShardOf(client)]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := s.clock()
+	_, e := sh.read(key{l.Spec.Kind, l.Scope, client}, l.Spec, now)
+	st := e.State.As(e.Spec, l.Spec, now).At(l.Spec, now)
+	has, hasGrace := st.Balance(l.Spec, now)
+	if has <= balance && hasGrace <= grace {
+		return
+	}
+	st, _ = st.Settle(l.Spec, max(0, has-balance), st.WindowIndex())
+	if over := max(0, hasGrace-grace); st.Kind == bucket.TokenBucket {
+		st.Token.Grace -= over
+	} else {
+		st.Window.Cur.Grace += over
+	}
+	e.State = st
+	sh.write(key{l.Spec.Kind, l.Scope, client}, &e, l.Spec, now)
+}
+
 // Bucket is a client's bucket as it is stored, if it is: for tests and for looking at it.
 func (s *Store) Bucket(kind bucket.Kind, scope, client string) (Bucket, bool) {
 	sh := &s.shards[store.ShardOf(client)]
@@ -326,6 +365,7 @@ func (sh *shard) write(k key, e *Bucket, spec bucket.Spec, now int64) {
 	if e.Gen == 0 {
 		e.Gen = now
 		sh.sweep(now)
+		sh.evict()
 	}
 	if e.Spec.Kind != spec.Kind {
 		delete(sh.buckets, k.other())
@@ -349,6 +389,25 @@ func (sh *shard) sweep(now int64) {
 			delete(sh.buckets, k)
 		}
 	}
+}
+
+// evict makes room for a bucket where there is none.
+func (sh *shard) evict() {
+	const sample = 8
+	if sh.most == 0 || len(sh.buckets) < sh.most {
+		return
+	}
+	var fullest key
+	n, soonest := 0, int64(0)
+	for k, b := range sh.buckets {
+		if n == 0 || b.Expires < soonest {
+			fullest, soonest = k, b.Expires
+		}
+		if n++; n == sample {
+			break
+		}
+	}
+	delete(sh.buckets, fullest)
 }
 
 // Sweep drops every expired bucket. They are dropped in passing anyway, and never seen.
