@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/aegisrate/aegisrate/pkg/bus"
 	"github.com/aegisrate/aegisrate/pkg/events"
@@ -24,35 +21,39 @@ type deadLetterCommands struct {
 }
 
 type deadLetterList struct {
-	NATS bus.Config `embed:""`
+	natsURL
 }
 
-func (c deadLetterList) Run(ctx context.Context) error {
-	return withBus(ctx, c.NATS, func(b *bus.Bus) error { return listDeadLetters(ctx, b, os.Stdout) })
+func (c deadLetterList) Run(ctx context.Context, r *remote) error {
+	return c.withBus(ctx, r, func(b *bus.Bus) error { return listDeadLetters(ctx, b, r.out) })
 }
 
 type deadLetterShow struct {
-	NATS   bus.Config `embed:""`
-	Letter uint64     `arg:"" help:"The letter's number in the list."`
+	natsURL
+	Letter uint64 `arg:"" help:"The letter's number in the list."`
 }
 
-func (c deadLetterShow) Run(ctx context.Context) error {
-	return withBus(ctx, c.NATS, func(b *bus.Bus) error { return showDeadLetter(ctx, b, os.Stdout, c.Letter) })
+func (c deadLetterShow) Run(ctx context.Context, r *remote) error {
+	return c.withBus(ctx, r, func(b *bus.Bus) error { return showDeadLetter(ctx, b, r.out, c.Letter) })
 }
 
 type deadLetterRetry struct {
-	NATS    bus.Config `embed:""`
-	Letters []uint64   `arg:"" help:"Their numbers in the list."`
+	natsURL
+	Letters []uint64 `arg:"" help:"Their numbers in the list."`
 }
 
-func (c deadLetterRetry) Run(ctx context.Context) error {
-	return withBus(ctx, c.NATS, func(b *bus.Bus) error { return retryDeadLetters(ctx, b, os.Stdout, c.Letters) })
+func (c deadLetterRetry) Run(ctx context.Context, r *remote) error {
+	return c.withBus(ctx, r, func(b *bus.Bus) error { return retryDeadLetters(ctx, b, r.out, c.Letters) })
+}
+
+// natsURL is the NATS of commands that read streams; --nats-user and its password are common to all.
+type natsURL struct {
+	NATSURL string `name:"nats-url" env:"AEGIS_NATS_URL" default:"nats://127.0.0.1:4222" help:"NATS servers, comma separated."`
 }
 
 // withBus runs a command that talks to NATS as the user "operator" may.
-func withBus(ctx context.Context, cfg bus.Config, run func(*bus.Bus) error) error {
-	cfg.Name, cfg.InboxPrefix = "aegis", "_INBOX"
-	b, err := bus.Connect(ctx, cfg, zerolog.Nop())
+func (n natsURL) withBus(ctx context.Context, r *remote, run func(*bus.Bus) error) error {
+	b, err := r.connect(ctx, n.NATSURL)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ type policyValidateCommand struct {
 	File string `arg:"" help:"Policy in YAML or JSON; - reads standard input."`
 }
 
-func (c policyValidateCommand) Run() error {
+func (c policyValidateCommand) Run(r *remote) error {
 	doc, err := readFile(c.File)
 	if err != nil {
 		return err
@@ -28,32 +28,38 @@ func (c policyValidateCommand) Run() error {
 	var problems policy.Errors
 	if errors.As(err, &problems) {
 		for _, problem := range problems {
-			fmt.Fprintf(os.Stderr, "%s: %v\n", c.File, problem)
+			fmt.Fprintf(r.errs, "%s: %v\n", c.File, problem)
 		}
-		return fmt.Errorf("%s: not a valid policy; nothing of it would be used", c.File)
+		if r.JSON {
+			if err := r.show(map[string]any{"valid": false, "errors": problems}, nil); err != nil {
+				return err
+			}
+		}
+		return exitError{exitInvalid, fmt.Errorf("%s: not a valid policy; nothing of it would be used", c.File)}
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.File, err)
 	}
-	fmt.Printf("%s: valid (%d routes, %d upstreams, %d plans, %d users)\n", c.File, len(p.Routes), len(p.Upstreams), len(p.Plans), len(p.Users))
-	return nil
+	return r.show(map[string]any{"valid": true, "routes": len(p.Routes), "upstreams": len(p.Upstreams), "plans": len(p.Plans), "users": len(p.Users)}, func(w io.Writer) {
+		fmt.Fprintf(w, "%s: valid (%d routes, %d upstreams, %d plans, %d users)\n", c.File, len(p.Routes), len(p.Upstreams), len(p.Plans), len(p.Users))
+	})
 }
 
 type policyExampleCommand struct{}
 
-func (policyExampleCommand) Run() error {
-	_, err := os.Stdout.Write(policy.Example())
+func (policyExampleCommand) Run(r *remote) error {
+	_, err := r.out.Write(policy.Example())
 	return err
 }
 
 type policySchemaCommand struct{}
 
-func (policySchemaCommand) Run() error {
+func (policySchemaCommand) Run(r *remote) error {
 	schema, err := policy.Schema()
 	if err != nil {
 		return err
 	}
-	_, err = os.Stdout.Write(schema)
+	_, err = r.out.Write(schema)
 	return err
 }
 

@@ -15,7 +15,6 @@ import (
 
 type upCommand struct {
 	stack.Config `embed:""`
-	AdminToken   string `name:"admin-token" env:"AEGIS_ADMIN_TOKEN" placeholder:"TOKEN" help:"Token that every change must carry; better given by the environment, where other users don't see it. Without one, only this machine may change anything."`
 	LogLevel     string `name:"log-level" env:"AEGIS_LOG_LEVEL" default:"warn" enum:"debug,info,warn,error" help:"Least level to log: debug, info, warn or error."`
 	LogFormat    string `name:"log-format" env:"AEGIS_LOG_FORMAT" default:"console" enum:"json,console" help:"json or console."`
 }
@@ -25,15 +24,20 @@ func (c *upCommand) Help() string {
 buckets live in a private redis-server where one is on PATH, else in an embedded stand-in.
 
 Ctrl-C stops in order: requests end, their events are published and settled, then the services, NATS and Redis end.
-A second Ctrl-C ends at once.`
+A second Ctrl-C ends at once.
+
+With AEGIS_ADMIN_TOKEN (or --token-file) every change must carry that token; without, only this machine may change anything.`
 }
 
-func (c *upCommand) Run(ctx context.Context) error {
+func (c *upCommand) Run(ctx context.Context, r *remote) error {
 	log, err := telemetry.NewLogger(os.Stderr, c.LogLevel, c.LogFormat, "aegis")
 	if err != nil {
 		return err
 	}
-	c.Config.Log, c.Config.AdminToken = log, c.AdminToken
+	c.Config.Log = log
+	if c.Config.AdminToken, err = r.token(); err != nil {
+		return err
+	}
 	s, err := stack.Start(ctx, c.Config)
 	if errors.Is(err, context.Canceled) {
 		return nil // stopped while it started

@@ -37,10 +37,11 @@ type InProcessConnProvider = nats.InProcessConnProvider
 type Config struct {
 	URL          string `name:"nats-url" env:"AEGIS_NATS_URL" default:"nats://127.0.0.1:4222" help:"NATS servers, comma separated."`
 	User         string `name:"nats-user" env:"AEGIS_NATS_USER" help:"NATS user."`
-	Password     string `name:"nats-password" env:"AEGIS_NATS_PASSWORD" help:"NATS password."`
-	PasswordFile string `name:"nats-password-file" env:"AEGIS_NATS_PASSWORD_FILE" type:"path" help:"File holding the NATS password, read at every connect."`
+	PasswordFile string `name:"nats-password-file" env:"AEGIS_NATS_PASSWORD_FILE" type:"path" help:"File holding the NATS password, read at every connect; or give it as AEGIS_NATS_PASSWORD."`
 	Replicas     int    `name:"nats-replicas" env:"AEGIS_NATS_REPLICAS" default:"1" help:"Copies of every stream, where this process provisions them (1, 3 or 5)."`
 
+	// Password is the user's. Secrets takes it from the environment: a flag would show it to everybody on the machine.
+	Password string `kong:"-"`
 	// Name is the service's name; the server shows it for the connection.
 	Name string `kong:"-"`
 	// InboxPrefix is where answers come back; default "_INBOX_<Name>", so that
@@ -49,6 +50,9 @@ type Config struct {
 	// InProcess, when set, replaces URL.
 	InProcess InProcessConnProvider `kong:"-"`
 }
+
+// Secrets takes what must not be a flag from the environment: AEGIS_NATS_PASSWORD.
+func (c *Config) Secrets(getenv func(string) string) { c.Password = getenv("AEGIS_NATS_PASSWORD") }
 
 // Validate reports the first setting that cannot work.
 func (c Config) Validate() error {

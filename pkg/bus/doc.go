@@ -18,6 +18,7 @@
 //	every operation       sub _INBOX_<Config.Name>.>
 //	Publish, Outbox       pub the subject
 //	Send                  pub the subject
+//	Call                  pub the subject
 //	Subscribe             sub the subject
 //	Follow(s)             pub $JS.API.CONSUMER.CREATE.<s>.>
 //	                      pub $JS.API.CONSUMER.MSG.NEXT.<s>.*

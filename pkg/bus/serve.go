@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/nats-io/nats.go"
@@ -62,4 +63,17 @@ func (b *Bus) Serve(info ServiceInfo, fn func(Request) (reply []byte, refusal *S
 			b.log.Warn().Err(err).Str("service", info.Name).Msg("cannot stop the service cleanly")
 		}
 	}), nil
+}
+
+// Call asks a service and waits for its answer, for as long as ctx lasts. The answer of a service that
+// refused has the headers Nats-Service-Error-Code and Nats-Service-Error. Its error is ErrUnavailable or
+// ErrDenied; the request may have been served then.
+func (b *Bus) Call(ctx context.Context, subject string, data []byte, header map[string][]string) (Message, error) {
+	ctx, stop := b.calls.begin(ctx, exactly(subject))
+	defer stop()
+	m, err := b.conn.RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Data: data, Header: header})
+	if err != nil {
+		return Message{}, fmt.Errorf("call %s: %w", subject, classify(ctx, err))
+	}
+	return Message{Subject: m.Subject, Data: m.Data, Header: m.Header}, nil
 }

@@ -91,6 +91,7 @@ var operations = []operation{
 	{http.MethodGet, "/api/config/diff", "", (*Service).getDiff},
 	{http.MethodPost, "/api/config/rollback", "", (*Service).postRollback},
 	{http.MethodGet, "/api/status", "", (*Service).getStatus},
+	{http.MethodGet, "/api/doctor", "", (*Service).getDoctor},
 	{http.MethodGet, "/api/openapi.yaml", "", (*Service).getOpenAPI},
 
 	{http.MethodGet, "/api/users", "", (*Service).getUsers},

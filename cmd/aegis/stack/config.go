@@ -24,9 +24,10 @@ type Config struct {
 	HealthwatchAdminAddr string `name:"healthwatch-admin-addr" default:"127.0.0.1:8083" help:"Health and metrics of healthwatch."`
 	ControlAdminAddr     string `name:"control-admin-addr" default:"127.0.0.1:8084" help:"Health and metrics of the controlplane."`
 
-	Redis   string `name:"redis" placeholder:"URL" help:"Use this Redis, redis://[user:password@]host:port, instead of a private redis-server (or the embedded one, where none is on PATH)."`
-	DataDir string `name:"data-dir" default:"data" type:"path" help:"Where NATS and the edge keep their files; one stack at a time."`
-	Policy  string `name:"policy" type:"existingfile" placeholder:"FILE" help:"Policy to start from while there is none in the data directory; default: the sample policy."`
+	Redis    string `name:"redis" placeholder:"URL" help:"Use this Redis, redis://[user:password@]host:port, instead of a private redis-server (or the embedded one, where none is on PATH)."`
+	RulesDSN string `name:"rules-dsn" env:"AEGIS_RULES_DSN" placeholder:"DSN" help:"PostgreSQL that holds users, keys and plans, such as postgres://aegis@127.0.0.1/aegis (its password by PGPASSWORD); default: they lie in JetStream."`
+	DataDir  string `name:"data-dir" default:"data" type:"path" help:"Where NATS and the edge keep their files; one stack at a time."`
+	Policy   string `name:"policy" type:"existingfile" placeholder:"FILE" help:"Policy to start from while there is none in the data directory; default: the sample policy."`
 
 	// AdminToken, if set, is asked for with every change; without it only this machine may change anything.
 	AdminToken string         `kong:"-"`

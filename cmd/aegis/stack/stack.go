@@ -283,6 +283,7 @@ func (s *Stack) runControlplane(ctx context.Context, up func()) error {
 		cfg := controlplane.DefaultConfig()
 		cfg.Addr = s.cfg.ControlAddr
 		cfg.PolicyFile = file
+		cfg.RulesDSN = s.cfg.RulesDSN
 		cfg.AdminToken = s.cfg.AdminToken
 		cfg.AllowTokenlessNATS = s.cfg.AdminToken == ""
 		c, err := controlplane.New(cfg, controlplane.Deps{Bus: d.bus, Store: d.store, Log: d.log, Registry: d.registry})

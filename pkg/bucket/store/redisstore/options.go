@@ -19,13 +19,14 @@ type Options struct {
 	// Master is the name under which the sentinels know the master.
 	Master string `name:"redis-sentinel-master" env:"AEGIS_REDIS_SENTINEL_MASTER" help:"Name of the master, where the addresses are sentinels."`
 	// Cluster says that Addrs are nodes of a Redis Cluster.
-	Cluster      bool   `name:"redis-cluster" env:"AEGIS_REDIS_CLUSTER" help:"The addresses are nodes of a Redis Cluster."`
-	Username     string `name:"redis-username" env:"AEGIS_REDIS_USERNAME" help:"Redis user."`
-	Password     string `name:"redis-password" env:"AEGIS_REDIS_PASSWORD" help:"Redis password."`
-	PasswordFile string `name:"redis-password-file" env:"AEGIS_REDIS_PASSWORD_FILE" type:"path" help:"File holding the Redis password, read once at the start."`
+	Cluster  bool   `name:"redis-cluster" env:"AEGIS_REDIS_CLUSTER" help:"The addresses are nodes of a Redis Cluster."`
+	Username string `name:"redis-username" env:"AEGIS_REDIS_USERNAME" help:"Redis user."`
+	// Password and SentinelPassword are for Secrets to set: flags would show them to everybody on the machine.
+	Password     string `kong:"-"`
+	PasswordFile string `name:"redis-password-file" env:"AEGIS_REDIS_PASSWORD_FILE" type:"path" help:"File holding the Redis password, read once at the start; or give it as AEGIS_REDIS_PASSWORD."`
 	// SentinelUsername and SentinelPassword are for the sentinels themselves.
 	SentinelUsername string `name:"redis-sentinel-username" env:"AEGIS_REDIS_SENTINEL_USERNAME" help:"User of the sentinels."`
-	SentinelPassword string `name:"redis-sentinel-password" env:"AEGIS_REDIS_SENTINEL_PASSWORD" help:"Password of the sentinels."`
+	SentinelPassword string `kong:"-"`
 
 	// PoolSize bounds the connections to each node, all of them kept open. Default 16.
 	PoolSize int `name:"redis-pool-size" env:"AEGIS_REDIS_POOL_SIZE" default:"16" help:"Connections to each Redis node."`
@@ -52,6 +53,12 @@ func (o Options) Validate() error {
 		return errors.New("redis: pool size and timeouts must not be negative")
 	}
 	return nil
+}
+
+// Secrets takes what must not be a flag from the environment: AEGIS_REDIS_PASSWORD and
+// AEGIS_REDIS_SENTINEL_PASSWORD.
+func (o *Options) Secrets(getenv func(string) string) {
+	o.Password, o.SentinelPassword = getenv("AEGIS_REDIS_PASSWORD"), getenv("AEGIS_REDIS_SENTINEL_PASSWORD")
 }
 
 // withPassword is o with its password read from the file, if it names one.

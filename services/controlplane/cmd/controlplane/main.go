@@ -50,6 +50,8 @@ type runCommand struct {
 }
 
 func (c *runCommand) Run(ctx context.Context) error {
+	c.NATS.Secrets(os.Getenv)
+	c.Redis.Secrets(os.Getenv)
 	log, err := telemetry.NewLogger(os.Stderr, c.LogLevel, c.LogFormat, "controlplane")
 	if err != nil {
 		return err

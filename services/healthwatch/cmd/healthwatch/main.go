@@ -48,6 +48,7 @@ type runCommand struct {
 }
 
 func (c *runCommand) Run(ctx context.Context) error {
+	c.NATS.Secrets(os.Getenv)
 	log, err := telemetry.NewLogger(os.Stderr, c.LogLevel, c.LogFormat, "healthwatch")
 	if err != nil {
 		return err

@@ -55,6 +55,8 @@ type runCommand struct {
 const patience = 500 * time.Millisecond
 
 func (c *runCommand) Run(ctx context.Context) error {
+	c.NATS.Secrets(os.Getenv)
+	c.Redis.Secrets(os.Getenv)
 	log, err := telemetry.NewLogger(os.Stderr, c.LogLevel, c.LogFormat, "settler")
 	if err != nil {
 		return err
