@@ -86,12 +86,13 @@ func TestDeployPublish(t *testing.T) {
 	t.Parallel()
 	allowed := map[string][]string{
 		"edge": {
-			"aegis.response.b1", events.SubjectRetry, "aegis.edge.heartbeat.e1", "aegis.deadletter.edge",
+			"aegis.response.b1", events.SubjectRetry, "aegis.edge.heartbeat.e1", "aegis.bucket.changed.7", "aegis.deadletter.edge",
 			"read AEGIS_CONFIG", "last AEGIS_CONFIG", "read AEGIS_HEALTH", "last AEGIS_HEALTH",
+			"read KV_AEGIS_RULES", "get KV_AEGIS_RULES",
 			"aegis.deferred.c", "aegis.deferral.i", "work AEGIS_DEFERRED", "info AEGIS_DEFERRALS", "last AEGIS_DEFERRALS",
 		},
 		"settler": {
-			"aegis.deadletter.settler",
+			"aegis.deadletter.settler", "aegis.bucket.changed.7",
 			"read AEGIS_RESPONSES", "purge AEGIS_RESPONSES",
 		},
 		"healthwatch": {
@@ -100,11 +101,12 @@ func TestDeployPublish(t *testing.T) {
 		},
 		"controlplane": {
 			"aegis.config.updates", "aegis.audit", "aegis.deadletter.controlplane",
+			"aegis.bucket.changed.7", events.SubjectRules("user.ann"), "read KV_AEGIS_RULES", "get KV_AEGIS_RULES",
 			"info *", "create *", "update *",
 			"read AEGIS_CONFIG", "last AEGIS_CONFIG", "read AEGIS_HEALTH", "last AEGIS_HEALTH",
 		},
 		"operator": {
-			"aegis.config.command", events.SubjectRetry, "$SRV.PING", "$SRV.INFO", "$SRV.STATS",
+			"aegis.config.command", "aegis.control", events.SubjectRetry, "$SRV.PING", "$SRV.INFO", "$SRV.STATS",
 			"info *", "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST",
 		},
 	}
@@ -119,7 +121,8 @@ func TestDeployPublish(t *testing.T) {
 	// action -> the subjects it publishes to.
 	actions := map[string][]string{}
 	for _, subject := range []string{
-		events.SubjectConfigCommand, events.SubjectConfigUpdates, events.SubjectAudit,
+		events.SubjectConfigCommand, events.SubjectControl, events.SubjectConfigUpdates, events.SubjectAudit,
+		events.SubjectRules("user.ann"), events.SubjectChanged(7),
 		"aegis.deferred.c", "aegis.deferral.i",
 		events.SubjectResponse("b1"), events.SubjectRetry, events.SubjectHealth("u1"), events.SubjectHeartbeat("e1"),
 		"$SRV.PING", "$SRV.INFO", "$SRV.STATS",
@@ -145,6 +148,7 @@ func TestDeployPublish(t *testing.T) {
 		actions["create "+s] = []string{"$JS.API.STREAM.CREATE." + s}
 		actions["update "+s] = []string{"$JS.API.STREAM.UPDATE." + s}
 		actions["purge "+s] = []string{"$JS.API.STREAM.PURGE." + s}
+		actions["get "+s] = []string{"$JS.API.DIRECT.GET." + s + ".x", "$JS.API.DIRECT.GET." + s + ".x.y"}
 		actions["last "+s] = []string{"$JS.API.STREAM.MSG.GET." + s}
 		actions["read "+s] = []string{
 			"$JS.API.CONSUMER.CREATE." + s + ".c", "$JS.API.CONSUMER.CREATE." + s + ".c.aegis.x",
@@ -201,11 +205,11 @@ func TestDeploySubscribe(t *testing.T) {
 		"edge":         {"_INBOX_edge.x", "aegis.edge.heartbeat.*"},
 		"settler":      {"_INBOX_settler.x"},
 		"healthwatch":  {"_INBOX_healthwatch.x"},
-		"controlplane": {"_INBOX_controlplane.x", "aegis.config.command", "aegis.edge.heartbeat.*", "$SRV.PING"},
+		"controlplane": {"_INBOX_controlplane.x", "aegis.config.command", "aegis.control", "aegis.edge.heartbeat.*", "$SRV.PING"},
 		"operator":     {"_INBOX.x", "aegis.config.updates", "aegis.response.*", "aegis.health.*", "aegis.edge.heartbeat.*", "aegis.audit", "aegis.>"},
 	}
 	subjects := []string{
-		"_INBOX.x", "aegis.config.command", "aegis.config.updates", "aegis.response.*", "aegis.health.*",
+		"_INBOX.x", "aegis.config.command", "aegis.control", "aegis.config.updates", "aegis.response.*", "aegis.health.*",
 		"aegis.edge.heartbeat.*", "aegis.audit", "aegis.deferred.*", "aegis.deferral.*", "aegis.>", ">", "$JS.API.>", "$SRV.PING", "$SRV.PING.other",
 	}
 	for _, user := range deployUsers {
