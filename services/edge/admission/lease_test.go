@@ -509,9 +509,7 @@ func TestRefillIsJoined(t *testing.T) {
 	for range 50 {
 		wg.Go(func() { r.ask("/r", "bob") })
 	}
-	for g.all.now.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	await(t, "refill", func() bool { return g.all.now.Load() > 0 })
 	for range 50 {
 		g.pause <- struct{}{}
 	}
@@ -521,25 +519,50 @@ func TestRefillIsJoined(t *testing.T) {
 	}
 }
 
-// A refill without an answer holds nobody up: those who joined it decide for themselves.
+// A refill without an answer holds nobody up: those who joined it decide for themselves, all at once, and by
+// themselves alone: nothing is leased of what is this edge's.
 func TestFailedRefillReleasesItsJoiners(t *testing.T) {
 	t.Parallel()
 	r := newRemembering(t, doc(roomy))
 	r.asks(20, 5*time.Millisecond)
 	r.Release(context.Background())
-	r.Store = &failingChecks{}
+	peek := r.store.last
+	g := &gauge{Store: &failingChecks{}, pause: make(chan struct{}, 100)}
+	r.Store = g
 	var wg sync.WaitGroup
-	var degraded atomic.Int64
+	var degraded, begun atomic.Int64
 	for range 50 {
 		wg.Go(func() {
+			begun.Add(1)
 			if r.ask("/r", "bob").Degraded {
 				degraded.Add(1)
 			}
 		})
 	}
+	await(t, "the refill", func() bool { return begun.Load() == 50 && g.all.now.Load() == 1 })
+	time.Sleep(20 * time.Millisecond) // for the others to join it
+	g.pause <- struct{}{}
+	await(t, "all the others at once", func() bool { return g.all.most.Load() > 30 })
+	for range 50 {
+		g.pause <- struct{}{}
+	}
 	wg.Wait()
 	if degraded.Load() != 50 || r.Memory.Stats().Leased != 0 {
 		t.Errorf("%d of 50 decided alone, %d leases", degraded.Load(), r.Memory.Stats().Leased)
+	}
+	peek.Cost, peek.Want, peek.Share = 0, 0, 0
+	d, err := r.Local.Check(context.Background(), peek)
+	if left := d.Limits[0].Remaining / bucket.One; err != nil || left < 900 {
+		t.Errorf("%d left of this edge's share after 50 requests, %v", left, err)
+	}
+}
+
+func await(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for begun := time.Now(); !condition(); time.Sleep(time.Millisecond) {
+		if time.Since(begun) > 20*time.Second {
+			t.Fatalf("no %s within 20 s", what)
+		}
 	}
 }
 

@@ -178,6 +178,20 @@ func TestDenialsWithoutNATS(t *testing.T) {
 	r.red(t, "deaf, after a second", 1)
 }
 
+// While the store is away, a route that is open passes whom it had refused, and one that is closed answers 503.
+func TestDenialsYieldToTheFallback(t *testing.T) {
+	t.Parallel()
+	for fallback, want := range map[string]admission.Action{"open": admission.Forward, "closed": admission.StoreAway, "local": admission.Deny} {
+		r := spent(t, doc(tight[:len(tight)-1]+", fallback: "+fallback+"}"))
+		for range 3 {
+			r.Breaker.Ping(false)
+		}
+		if d := r.ask("/r", "bob"); d.Action != want {
+			t.Errorf("%s: %+v", fallback, viewOf(d))
+		}
+	}
+}
+
 // A flood costs one call for each moment at which a token could exist.
 func TestFloodIsCheap(t *testing.T) {
 	t.Parallel()
