@@ -75,13 +75,15 @@ type Decision struct {
 	limits         []store.Limit
 	states         []store.LimitState
 	spare, elapsed int64
-	leased         bool
+	// drain is how fast others take from each limit meanwhile, in micro-tokens a microsecond; nil: not at all, or not known.
+	drain  []float64
+	leased bool
 	// refusal is set by Refuse.
 	refusal *Refusal
 }
 
 // state is what one limit looks like to this client now: what is leased to it here is its own, and
-// others' requests since the store's answer are not known.
+// others' requests since the store's answer are taken to go on as they did before it.
 func (d *Decision) state(i int) store.LimitState {
 	s, spec := d.states[i], d.limits[i].Spec
 	if d.spare > 0 {
@@ -89,6 +91,10 @@ func (d *Decision) state(i int) store.LimitState {
 		if spec.Kind == bucket.TokenBucket {
 			s.Reset = max(0, s.Reset-int64(float64(d.spare)/float64(spec.Rate)*1e6))
 		}
+	}
+	if d.drain != nil {
+		gone := int64(d.drain[i] * float64(d.elapsed))
+		s.Remaining = max(min(s.Remaining, d.spare), s.Remaining-gone)
 	}
 	s.Reset = max(0, s.Reset-d.elapsed)
 	if s.Wait > 0 {

@@ -37,6 +37,7 @@ type grant struct {
 	gens    []int64
 	limits  []store.Limit
 	states  []store.LimitState
+	drain   []float64 // of each limit, by others; see sighting
 }
 
 // flight is a refill under way. retry says that those who waited for it should look again.
@@ -106,7 +107,7 @@ func (e *Engine) recall(d *Decision, q *query) (o outcome) {
 	}
 	if !k.same(&q.terms) {
 		m.revoke(s, k)
-		k.denial = nil
+		k.denial, k.seen = nil, nil
 	}
 	k.terms = q.terms
 	o.early = hot && k.flight == nil && k.low(q.now)
@@ -190,7 +191,7 @@ func (m *Memory) spend(s *memoryShard, k *key, d *Decision, q *query) bool {
 		newest := &k.grants[len(k.grants)-1]
 		d.spare = k.left()
 		d.charges, d.leased = g.charges, true
-		d.elapsed = q.now - newest.made
+		d.elapsed, d.drain = q.now-newest.made, newest.drain
 		d.read(newest.limits, newest.states)
 		if g.left == 0 {
 			m.drop(s, k)
@@ -250,8 +251,15 @@ func (e *Engine) learn(d *Decision, q *query, o outcome, a answer) {
 			k.denial = &denial{made: now, until: now + until, heard: o.heard, limits: a.limits, states: refusing(a.decision.Limits)}
 		}
 	}
+	var drained []float64
+	if known && k != nil && o.want > 0 && k.same(&q.terms) { // the others are taken to be as busy as this edge, until more is known of them
+		now := e.Clock.Elapsed()
+		drained = k.seen.drain(a.decision.Limits, now, q.tokens(1e-6)*float64(e.Fleet.Live()-1))
+		k.seen = &sighting{now, a.decision.Limits, drained}
+	}
 	if known && a.decision.Granted > 0 {
 		g := newGrant(d, q, a, e.Clock.Elapsed())
+		g.drain = drained
 		if k != nil && k.flight == o.lead && k.revoked == o.revoked && k.same(&q.terms) {
 			k.grants = append(k.grants, g)
 			s.leased[k] = struct{}{}

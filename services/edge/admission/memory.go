@@ -54,11 +54,36 @@ type key struct {
 	client string
 	terms
 	heat   heat
-	grants []grant // oldest first
+	grants []grant   // oldest first
+	seen   *sighting // by requests for a lease; nil: not yet
 	denial *denial
 	flight *flight
 	// revoked counts the times that its leases were called back.
 	revoked uint64
+}
+
+// sighting is what the store's last answer left of each limit, and when, by the edge's monotonic clock in microseconds.
+type sighting struct {
+	at     int64
+	states []store.LimitState
+	// drained is how fast each limit had gone down before.
+	drained []float64
+}
+
+// drain is how fast each limit has gone down since then by what others took, in micro-tokens a microsecond;
+// not below guess, where it was not seen before or a moment ago. They take by the lease, in lumps: what was seen
+// before counts for half.
+func (s *sighting) drain(states []store.LimitState, now int64, guess float64) []float64 {
+	out := make([]float64, len(states))
+	for i, l := range states {
+		if s == nil || now-s.at < idle {
+			out[i] = guess
+		}
+		if s != nil && now > s.at {
+			out[i] = max(out[i], float64(s.states[i].Remaining-l.Remaining-l.Charged)/float64(now-s.at), s.drained[i]/2)
+		}
+	}
+	return out
 }
 
 // terms are what a key's leases and denials were answered under. They are void under others.
