@@ -15,6 +15,7 @@ type Proxy struct {
 
 	mu    sync.Mutex
 	mode  mode
+	delay time.Duration // of what the server says
 	wake  chan struct{} // closed when the mode changes
 	conns map[net.Conn]struct{}
 	seen  int
@@ -64,6 +65,13 @@ func (p *Proxy) Mute() { p.set(mute) }
 
 // Stall stops moving bytes, and closes nothing.
 func (p *Proxy) Stall() { p.set(stall) }
+
+// Delay passes what the server says only after d, from now on.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
+}
 
 // Cut closes every connection, and new ones as they come.
 func (p *Proxy) Cut() { p.set(cut) }
@@ -135,9 +143,12 @@ func (p *Proxy) copy(dst, src net.Conn, answers bool) {
 	for {
 		n, err := src.Read(buf)
 		if n > 0 {
-			m := p.unstalled()
+			m, delay := p.unstalled()
 			if m == mute && answers {
 				continue
+			}
+			if answers {
+				time.Sleep(delay)
 			}
 			if _, err := dst.Write(buf[:n]); err != nil {
 				return
@@ -149,14 +160,14 @@ func (p *Proxy) copy(dst, src net.Conn, answers bool) {
 	}
 }
 
-// unstalled waits while nothing moves and gives the mode then in force.
-func (p *Proxy) unstalled() mode {
+// unstalled waits while nothing moves and gives the mode and the delay then in force.
+func (p *Proxy) unstalled() (mode, time.Duration) {
 	for {
 		p.mu.Lock()
-		m, wake := p.mode, p.wake
+		m, delay, wake := p.mode, p.delay, p.wake
 		p.mu.Unlock()
 		if m != stall {
-			return m
+			return m, delay
 		}
 		<-wake
 	}
