@@ -109,6 +109,9 @@ func inspect(body []byte, whole bool) Call {
 		}
 	})
 	s.Write(body)
+	if s.in == '"' && !s.isKey {
+		texts += s.size // of which the end is not seen
+	}
 	c.Prompt = min(int64(texts+bytesPerToken-1)/bytesPerToken, maxTokens)
 	c.MaxTokens = times(c.MaxTokens, choices)
 	if whole && s.over && len(bytes.TrimSpace(body[s.at:])) == 0 && c.Stream && !c.AsksUsage && chat {

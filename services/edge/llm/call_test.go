@@ -45,7 +45,7 @@ func TestInspect(t *testing.T) {
 		"a list":             {`[{"model":"m"}]`, Call{Prompt: 1}},
 		"a number":           {`5`, Call{}},
 		"empty":              {``, Call{}},
-		"cut off":            {`{"model":"m","max_tokens":40,"messages":[{"content":"abcdefgh`, Call{Model: "m", MaxTokens: 40, Prompt: 1}},
+		"cut off":            {`{"model":"m","max_tokens":40,"messages":[{"content":"abcdefgh`, Call{Model: "m", MaxTokens: 40, Prompt: 3}},
 		"cut in a number":    {`{"max_tokens":4`, Call{}},
 		"malformed":          {`{"model":"m" "max_tokens":4}`, Call{Model: "m", Prompt: 1}},
 		"brackets crossed":   {`{"a":[}`, Call{}},

@@ -22,6 +22,7 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/policy"
 	"github.com/aegisrate/aegisrate/pkg/telemetry"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
+	"github.com/aegisrate/aegisrate/services/edge/llm"
 	"github.com/aegisrate/aegisrate/services/edge/proxy"
 )
 
@@ -31,6 +32,7 @@ type rig struct {
 	url     string
 	addr    string
 	engine  *admission.Engine
+	llm     *llm.Limiter
 	handler *proxy.Handler
 	server  *http.Server
 	later   *later
@@ -79,8 +81,10 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	if c.policy != "" {
 		r.use(c.policy)
 	}
+	still := func() time.Time { return time.UnixMicro(testTime) }
+	r.llm = &llm.Limiter{Shared: llm.NewLocal(still), Local: llm.NewLocal(still), Breaker: r.engine.Breaker, Fleet: r.engine.Fleet, Now: still}
 	log := zerolog.New(r.log).Level(zerolog.DebugLevel)
-	r.handler = proxy.New(proxy.Options{Engine: r.engine, AccessLog: c.access, BodyTimeout: c.body, CacheBytes: c.cache, Deferrals: r.later, Log: log, Registry: r.metrics})
+	r.handler = proxy.New(proxy.Options{Engine: r.engine, LLM: r.llm, AccessLog: c.access, BodyTimeout: c.body, CacheBytes: c.cache, Deferrals: r.later, Log: log, Registry: r.metrics})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
