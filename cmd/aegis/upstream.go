@@ -19,7 +19,8 @@ type upstreamCommand struct {
 
 func (c *upstreamCommand) Help() string {
 	return `It answers /api/fast at once, /api/slow?ms=N after N milliseconds, /api/fail?status=N&rate=0..1 with that status to that
-share of requests, and /api/cost?units=N with X-Compute-Cost: N. To break all of them at once:
+share of requests, and /api/cost?units=N with X-Compute-Cost: N. Below /v1 it is an OpenAI-compatible API with the models
+sample-small and sample-large: chat completions, streaming too, with usage. To break all of them at once:
 
   curl -X POST -d '{"latency_ms": 900, "error_rate": 0.5}' http://ADDR/_control     ({} mends it)
 

@@ -51,6 +51,7 @@ type Upstream struct {
 //	/api/slow?ms=N        answers after N milliseconds (default 500)
 //	/api/fail?status=N    answers N (default 500), to a share of requests with &rate=0..1
 //	/api/cost?units=N     answers with X-Compute-Cost: N (default 5), sent as it was given
+//	/v1/...               an OpenAI-compatible API, see llm.go
 //	GET, PUT, POST /_control   Faults
 //	/healthz              is fine whatever the faults
 func New() *Upstream {
@@ -60,6 +61,8 @@ func New() *Upstream {
 	u.mux.Handle("/api/slow", u.faulty(u.slow))
 	u.mux.Handle("/api/fail", u.faulty(u.fail))
 	u.mux.Handle("/api/cost", u.faulty(u.cost))
+	u.mux.Handle("GET /v1/models", u.faulty(u.models))
+	u.mux.Handle("POST /v1/chat/completions", u.faulty(u.chat))
 	u.mux.HandleFunc("GET /_control", u.show)
 	u.mux.HandleFunc("PUT /_control", u.change)
 	u.mux.HandleFunc("POST /_control", u.change)

@@ -91,7 +91,7 @@ func TestInspectEncoded(t *testing.T) {
 	z = gzip.NewWriter(&b)
 	fmt.Fprintf(z, `{"prompt":"%s"}`, strings.Repeat("a", 8<<20)) // 8 MiB in 8 KiB
 	z.Close()
-	if got := Inspect(b.Bytes(), true, "gzip", -1, 1<<16); got.Prompt != 0 {
+	if got := Inspect(b.Bytes(), true, "gzip", -1, 1<<16); got.Prompt > 1<<16/4 {
 		t.Errorf("a bomb was read to its end: %+v", got)
 	}
 }
