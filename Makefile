@@ -5,7 +5,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build schema run test race lint fuzz soak bench e2e images up down clean
+.PHONY: help build schema run test race lint fuzz soak bench e2e openai images up down clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ bench: ## Run the benchmarks COUNT (6) times into .cache/bench.out, for benchsta
 
 e2e: ## Test the whole stack in containers (needs Docker)
 	@scripts/e2e.sh
+
+openai: ## Try LLM routes with a stock client, openai-go, on a whole stack in one process (in make test too)
+	@scripts/redis.sh
+	@go test -count=1 -v ./e2e/openai
 
 images: ## Make the container images; base images that can't be pulled are made too
 	@scripts/images.sh

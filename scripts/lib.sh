@@ -11,7 +11,7 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # modules prints the folder of every module of go.work, relative to the root.
 modules() { go work edit -json | sed -n 's/.*"DiskPath": "\(.*\)".*/\1/p'; }
 
-# light_modules leaves out e2e, whose libraries are heavy and whose tests need Docker.
+# light_modules leaves out e2e, whose libraries are heavy and whose tests need Docker; not e2e/openai, which needs neither.
 light_modules() { modules | grep -vx './e2e'; }
 
 # patterns turns module folders into package patterns.
