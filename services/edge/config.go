@@ -35,6 +35,7 @@ type Config struct {
 	SpoolBytes     int64          `name:"spool-bytes" env:"AEGIS_EDGE_SPOOL_BYTES" default:"268435456" help:"Bound of what waits for NATS on disk, in the data directory, in bytes; 0: nothing is kept there."`
 	CacheBytes     int64          `name:"cache-bytes" env:"AEGIS_EDGE_CACHE_BYTES" default:"67108864" help:"Bound of the stored answers that yellow requests get on routes with degrade: cache, in bytes; 0: none are stored."`
 	SecretFile     string         `name:"secret-file" env:"AEGIS_EDGE_SECRET_FILE" type:"path" help:"File with a secret, the same for every edge, that encrypts deferred requests and their answers in NATS; default: only the permissions of NATS keep them."`
+	WriteTimeout   time.Duration  `name:"write-timeout" env:"AEGIS_EDGE_WRITE_TIMEOUT" default:"30s" help:"How long a client may leave a part of its answer unread before its connection ends."`
 	DrainWait      time.Duration  `name:"drain-wait" env:"AEGIS_EDGE_DRAIN_WAIT" default:"0s" help:"On shutdown, how long to serve on while not ready, so that load balancers turn away."`
 	DrainTimeout   time.Duration  `name:"drain-timeout" env:"AEGIS_EDGE_DRAIN_TIMEOUT" default:"15s" help:"On shutdown, how long requests under way may take."`
 	FlushTimeout   time.Duration  `name:"flush-timeout" env:"AEGIS_EDGE_FLUSH_TIMEOUT" default:"5s" help:"On shutdown, how long to try publishing what is queued."`
@@ -53,6 +54,7 @@ func DefaultConfig() Config {
 		MaxQueued:    100_000,
 		SpoolBytes:   256 << 20,
 		CacheBytes:   64 << 20,
+		WriteTimeout: 30 * time.Second,
 		DrainTimeout: 15 * time.Second,
 		FlushTimeout: 5 * time.Second,
 	}
@@ -77,6 +79,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("max-queued %d: want 1 or more", c.MaxQueued)
 	case c.SpoolBytes < 0:
 		return fmt.Errorf("spool-bytes %d: must not be negative", c.SpoolBytes)
+	case c.WriteTimeout <= 0:
+		return fmt.Errorf("write-timeout %v: must be above 0", c.WriteTimeout)
 	case c.CacheBytes < 0:
 		return fmt.Errorf("cache-bytes %d: must not be negative", c.CacheBytes)
 	case c.RulesRefresh < time.Second || c.RulesTimeout <= 0 || c.MaxUsers < 1:

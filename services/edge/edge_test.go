@@ -467,6 +467,7 @@ func TestConfig(t *testing.T) {
 		"addr":           func(c *edge.Config) { c.Addr = "" },
 		"data-dir":       func(c *edge.Config) { c.DataDir = "" },
 		"ipv6-prefix":    func(c *edge.Config) { c.IPv6Prefix = 129 },
+		"write-timeout":  func(c *edge.Config) { c.WriteTimeout = 0 },
 		"cache-bytes":    func(c *edge.Config) { c.CacheBytes = -1 },
 		"body-timeout":   func(c *edge.Config) { c.BodyTimeout = 0 },
 		"max-queued":     func(c *edge.Config) { c.MaxQueued = 0 },

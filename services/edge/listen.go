@@ -20,6 +20,7 @@ func listen(cfg Config, trusted admission.Identifier) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("addr: %w", err)
 	}
+	ln = patientListener{ln, cfg.WriteTimeout}
 	if !cfg.ProxyProtocol {
 		return ln, nil
 	}
@@ -36,4 +37,32 @@ func listen(cfg Config, trusted admission.Identifier) (net.Listener, error) {
 			return proxyproto.SKIP, nil
 		},
 	}, nil
+}
+
+// patientListener ends connections whose clients stop reading. The server has no timeout of its own for an
+// answer, which may stream for as long as it likes.
+type patientListener struct {
+	net.Listener
+	patience time.Duration
+}
+
+func (l patientListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &patientConn{conn.(*net.TCPConn), l.patience}, nil
+}
+
+// patientConn bounds each write.
+type patientConn struct {
+	*net.TCPConn
+	patience time.Duration
+}
+
+func (c *patientConn) Write(p []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(c.patience)); err != nil {
+		return 0, err
+	}
+	return c.TCPConn.Write(p)
 }
