@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
 // llmPolicy has a route of kind llm at /v1, and alice with these fields.
@@ -554,7 +555,7 @@ func TestLLMDegraded(t *testing.T) {
 	r := newRig(t, rigConfig{policy: llmPolicy(upstream(t, completion), "rpm: 4")})
 	r.engine.Fleet.Heard("another", false, time.Now())
 	for range 3 {
-		r.engine.Breaker.Debit(false)
+		r.engine.Breaker.Debit(admission.Passed, false)
 	}
 	for i := range 3 {
 		res, body := r.call(callBody)
