@@ -4,7 +4,7 @@
 # deploy/standin/. An image that was pulled is never touched; a stand-in is rebuilt
 # only when its recipe changes.
 #
-#   scripts/images.sh              every image
+#   scripts/images.sh              every image but postgres, which only a profile needs
 #   scripts/images.sh redis nats   these only (names without tags)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -113,6 +113,8 @@ mkdir -p "$cache"
 for image in $(images | sort -u); do
   name=${image%%:*}
   if (($#)) && [[ " $* " != *" $name "* ]]; then continue; fi
+  # Of a profile, so it is not everybody's to wait for.
+  if ! (($#)) && [[ $name == postgres ]]; then continue; fi
   recipe=$({ cat "deploy/standin/$name/Dockerfile"; case $name in nats) echo "$nats_version" ;; golang) go version ;; esac; } | sha256sum | cut -c -16)
   have=$(recipe_of "$image")
   if exists "$image" && [[ -z $have || $have == "$recipe" ]]; then
