@@ -29,7 +29,7 @@ func TestContainersAreConfined(t *testing.T) {
 	var doc struct {
 		Services map[string]service `yaml:"services"`
 	}
-	if err := yaml.Unmarshal(data, &doc); err != nil {
+	if err := yaml.UnmarshalWithOptions(data, &doc, yaml.AllowDuplicateMapKey()); err != nil {
 		t.Fatal(err)
 	}
 	if len(doc.Services) < 8 {
