@@ -182,9 +182,16 @@ func (x *exchange) take(res *http.Response) error {
 	if x.d.Route.ExposeComputeCost && len(exposed) > 0 {
 		res.Header[headerComputeCost] = exposed
 	}
-	res.Header.Set(headerRequestID, x.id)
-	setDecision(res.Header, x.d)
-	x.llm.tell(res.Header)
+	// What the edge says goes to the client's header at once: the reverse proxy copies the upstream's to it. An
+	// upgrade's is written as the upstream's, by itself.
+	told := x.w.Header()
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		told = res.Header
+	}
+	delete(res.Header, headerRequestID)
+	told[headerRequestID] = []string{x.id}
+	setDecision(told, x.d)
+	x.llm.tell(told)
 	x.body.answered(res.Header)
 
 	if res.StatusCode == http.StatusSwitchingProtocols {

@@ -80,12 +80,30 @@ var spelled = func() map[string]string {
 
 // spell gives our names the documented spelling; HTTP/1.1 sends them so.
 func spell(h http.Header) {
-	for canonical, name := range spelled {
-		if v, ok := h[canonical]; ok {
+	for canonical, v := range h {
+		if !isOurs(canonical) {
+			continue
+		}
+		if name, ok := spelled[canonical]; ok && name != canonical {
 			delete(h, canonical)
 			h[name] = v
 		}
 	}
+}
+
+// fields sets header fields, a single line each, as documented. One slice holds the values of all.
+type fields struct {
+	http.Header
+	values []string
+}
+
+func (f *fields) set(name, value string) {
+	if as, ok := spelled[name]; ok {
+		name = as
+	}
+	f.values = append(f.values, value)
+	n := len(f.values)
+	f.Header[name] = f.values[n-1 : n : n]
 }
 
 // setDecision tells the client how it was decided.
@@ -93,40 +111,41 @@ func setDecision(h http.Header, d *admission.Decision) {
 	if d.Route == nil || len(d.Upstream.URLs) == 0 {
 		return // refused before any limit was looked at
 	}
+	f := fields{h, make([]string, 0, 8)}
 	if d.Exempt {
-		h.Set(headerExempt, "admin")
+		f.set(headerExempt, "admin")
 		return
 	}
 	if d.Known {
 		for _, family := range d.Route.Headers {
-			setLimit(h, family, d)
+			setLimit(&f, family, d)
 		}
 	}
 	if d.RetryAfter > 0 {
-		h.Set(headerRetryAfter, strconv.FormatInt(d.RetryAfter, 10))
+		f.set(headerRetryAfter, strconv.FormatInt(d.RetryAfter, 10))
 	}
-	h.Set(headerTier, d.Tier.String())
-	h.Set(headerAlgorithm, string(d.Route.Algorithm))
-	h.Set(headerMultiplier, decimal(d.Multiplier))
+	f.set(headerTier, d.Tier.String())
+	f.set(headerAlgorithm, string(d.Route.Algorithm))
+	f.set(headerMultiplier, decimal(d.Multiplier))
 	if d.ShadowExceeded {
-		h.Set(headerShadow, "true")
+		f.set(headerShadow, "true")
 	}
 	if d.Degraded {
-		h.Set(headerDegraded, "true")
+		f.set(headerDegraded, "true")
 	}
 }
 
 // setLimit tells of the limit that decided, or of all of them, in the terms of one family.
-func setLimit(h http.Header, family policy.HeaderFamily, d *admission.Decision) {
+func setLimit(f *fields, family policy.HeaderFamily, d *admission.Decision) {
 	switch family {
 	case policy.RateLimitHeaders:
-		h.Set(headerLimit, strconv.FormatInt(d.Limit, 10))
-		h.Set(headerRemaining, strconv.FormatInt(d.Remaining, 10))
-		h.Set(headerReset, strconv.FormatInt(d.Reset, 10))
+		f.set(headerLimit, strconv.FormatInt(d.Limit, 10))
+		f.set(headerRemaining, strconv.FormatInt(d.Remaining, 10))
+		f.set(headerReset, strconv.FormatInt(d.Reset, 10))
 	case policy.XRateLimitHeaders:
-		h.Set(headerXLimit, strconv.FormatInt(d.Limit, 10))
-		h.Set(headerXRemaining, strconv.FormatInt(d.Remaining, 10))
-		h.Set(headerXReset, strconv.FormatInt(d.ResetAt, 10))
+		f.set(headerXLimit, strconv.FormatInt(d.Limit, 10))
+		f.set(headerXRemaining, strconv.FormatInt(d.Remaining, 10))
+		f.set(headerXReset, strconv.FormatInt(d.ResetAt, 10))
 	case policy.IETFHeaders:
 		var quotas, states []byte
 		views := d.Limits()
@@ -142,8 +161,8 @@ func setLimit(h http.Header, family policy.HeaderFamily, d *admission.Decision) 
 			quotas = fmt.Appendf(quotas, `"%s";q=%d;w=%d;pk=:%s:`, l.Name, l.Quota, l.Window, partition)
 			states = fmt.Appendf(states, `"%s";r=%d;t=%d;pk=:%s:`, l.Name, l.Remaining, l.Next, partition)
 		}
-		h.Set(headerPolicy, string(quotas))
-		h.Set(headerState, string(states))
+		f.set(headerPolicy, string(quotas))
+		f.set(headerState, string(states))
 	}
 }
 
@@ -156,6 +175,9 @@ func partitionKey(client string) string {
 
 // decimal writes millionths with one digit after the point at the least: 1.0, 0.85.
 func decimal(millionths int64) string {
+	if millionths == bucket.One {
+		return "1.0" // nearly always
+	}
 	s := strconv.FormatFloat(float64(millionths)/bucket.One, 'f', -1, 64)
 	if !strings.Contains(s, ".") {
 		s += ".0"
