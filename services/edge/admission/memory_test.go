@@ -12,6 +12,7 @@ import (
 
 	"github.com/aegisrate/aegisrate/pkg/bucket"
 	"github.com/aegisrate/aegisrate/pkg/bucket/store"
+	"github.com/aegisrate/aegisrate/pkg/bucket/store/memstore"
 	"github.com/aegisrate/aegisrate/pkg/events"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
@@ -300,6 +301,7 @@ func (s stub) Check(_ context.Context, c store.Check) (store.Decision, error) {
 func cardinality(t testing.TB, clients int) uint64 {
 	r := newRemembering(t, doc(tight))
 	r.Store = stub{red: true}
+	r.Local = memstore.New(r.now.Load, memstore.AtMost(100_000)) // as the edge has it
 	for i := range clients {
 		askFrom(r.Engine, netip.AddrFrom4([4]byte{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)}))
 	}
