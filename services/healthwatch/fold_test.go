@@ -1,6 +1,7 @@
 package healthwatch
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -9,13 +10,16 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/policy"
 )
 
+var testRules = policy.HealthRules{
+	SlowP95: 800_000, FastP95: 300_000, ErrorRate: 150_000, ClearRate: 50_000, Floor: 200_000, Decrease: 500_000, Increase: 50_000,
+	MinSamples: 10, Window: 30, MaxAge: 60_000_000,
+}
+
 // newTestFold is a fold of one upstream on a clock that the test moves.
 func newTestFold() (f *fold, clock *time.Duration) {
 	clock = new(time.Duration)
 	f = newFold("a", time.Second, func() time.Duration { return *clock })
-	f.configure(map[string]policy.UpstreamRules{"u": {Health: policy.HealthRules{
-		SlowP95: 800_000, FastP95: 300_000, ErrorRate: 150_000, ClearRate: 50_000, Floor: 200_000, Decrease: 500_000, Increase: 50_000,
-		MinSamples: 10, Window: 30, MaxAge: 60_000_000}}})
+	f.configure(map[string]policy.UpstreamRules{"u": {Health: testRules}})
 	return f, clock
 }
 
@@ -98,5 +102,75 @@ func TestFoldAgesByTheLog(t *testing.T) {
 	*clock = 61 * time.Second
 	if next, ok := dueNow(t, f); !ok || next.health.Samples != 0 {
 		t.Errorf("when they are: %+v, %v", next, ok)
+	}
+}
+
+// Two replicas on clocks of their own, stopped for eight seconds in the middle of a step every now and then, whose
+// log's clock jumps: the ticks count up by one, an interval apart at the least, and each M follows from the one before.
+func TestTwoHealthwatchersOnFakeClocks(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		type replica struct {
+			*fold
+			clock   *time.Duration
+			stopped time.Duration // until then
+			held    []intent      // decided before it was stopped, not published yet
+		}
+		replicas := make([]*replica, 2)
+		for i := range replicas {
+			f, clock := newTestFold()
+			*clock = time.Duration(rng.IntN(1_000_000)) * time.Second // no clock has another's origin
+			f.configure(nil)                                          // and its first interval begins there
+			f.configure(map[string]policy.UpstreamRules{"u": {Health: testRules}})
+			replicas[i] = &replica{fold: f, clock: clock}
+		}
+		var stream []events.Health
+		at := func() tick { return tick{uint64(len(stream)), stream[len(stream)-1]} }
+		last, stops := time.Duration(-1), 0
+		for now := time.Duration(0); now < 100*time.Second; now += 10 * time.Millisecond {
+			for _, r := range replicas {
+				*r.clock += 10 * time.Millisecond // it goes on while the process is stopped
+				if now < r.stopped {
+					continue
+				}
+				if len(stream) > 0 && rng.IntN(3) == 0 { // it hears of the last tick, sooner or later
+					r.see("u", at())
+				}
+				if rng.IntN(100) == 0 { // the log's clock jumps by up to an hour
+					r.observe(time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(7_200_000_000)))
+				}
+				steps := r.held
+				if r.held = nil; steps == nil {
+					if steps, _ = r.due(); len(steps) > 0 && rng.IntN(8) == 0 {
+						r.held, r.stopped = steps, now+8*time.Second
+						stops++
+						continue
+					}
+				}
+				for _, next := range steps {
+					if next.after != uint64(len(stream)) { // refused: it adopts what is there
+						r.conclude("u", next.after, at())
+						continue
+					}
+					m := int64(bucket.One)
+					if len(stream) > 0 {
+						m = at().health.Multiplier
+					}
+					if next.health.Tick != uint64(len(stream))+1 || next.health.Multiplier != step(m, stats{}, testRules) {
+						t.Fatalf("seed %d: tick %d: %+v after M %d", seed, len(stream)+1, next.health, m)
+					}
+					if last >= 0 && now-last < time.Second-100*time.Millisecond { // what is heard late is stepped from early
+						t.Fatalf("seed %d: two steps within %v", seed, now-last)
+					}
+					last = now
+					stream = append(stream, next.health)
+					r.conclude("u", next.after, at())
+				}
+			}
+		}
+		if len(stream) < 50 || stops < 3 {
+			t.Fatalf("seed %d: %d ticks and %d stops in 100 s", seed, len(stream), stops)
+		}
 	}
 }

@@ -300,9 +300,23 @@ func TestTwoReplicasAgree(t *testing.T) {
 }
 
 // A process that was stopped can neither take M back nor step it twice.
-func TestStoppedReplica(t *testing.T) {
+func TestTwoHealthwatchersOneStopped(t *testing.T) {
 	t.Parallel()
-	const interval = 200 * time.Millisecond
+	for name, c := range map[string]struct {
+		interval, stop time.Duration
+		rounds         int
+	}{
+		"for eight seconds":               {500 * time.Millisecond, 8 * time.Second, 1},
+		"thrice, for ten short intervals": {200 * time.Millisecond, 2 * time.Second, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			stoppedReplica(t, c.interval, c.stop, c.rounds)
+		})
+	}
+}
+
+func stoppedReplica(t *testing.T, interval, stop time.Duration, rounds int) {
 	bin := filepath.Join(t.TempDir(), "healthwatch")
 	if out, err := exec.Command("go", "build", "-o", bin, "./cmd/healthwatch").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
@@ -334,20 +348,20 @@ func TestStoppedReplica(t *testing.T) {
 	a := launch("a")
 	bustest.Await(t, "ticks by the first", func() bool { return w.ids()["a"] >= 2 })
 	launch("b")
-	for range 3 {
+	for range rounds {
 		tick := w.last().Tick
 		bustest.Await(t, "ticks", func() bool { return w.last().Tick >= tick+3 })
 		requests(t, b, "u", 30, 900*time.Millisecond, 200)
 		bustest.Await(t, "fall", func() bool { return w.last().Multiplier == bucket.FloorMultiplier })
 		signal(a, syscall.SIGSTOP)
 		requests(t, b, "u", 30, 10*time.Millisecond, 200)
-		from := w.last().Tick
-		bustest.Await(t, "ten ticks without the one that is stopped", func() bool { return w.last().Tick >= from+10 })
+		from, stopped := w.last().Tick, time.Now()
+		bustest.Await(t, "ticks without the one that is stopped", func() bool { return w.last().Tick >= from+6 && time.Since(stopped) >= stop })
 		signal(a, syscall.SIGCONT)
 		from = w.last().Tick
-		bustest.Await(t, "ticks after it goes on", func() bool { return w.last().Tick >= from+10 })
-		if m := w.last().Multiplier; m < 900_000 {
-			t.Errorf("M is %d after twenty healthy intervals", m)
+		bustest.Await(t, "ticks after it goes on", func() bool { return w.last().Tick >= from+6 })
+		if m := w.last().Multiplier; m < 700_000 {
+			t.Errorf("M is %d after twelve healthy intervals", m)
 		}
 	}
 	w.check(t, interval)

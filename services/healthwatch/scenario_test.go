@@ -2,6 +2,7 @@ package healthwatch
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/aegisrate/aegisrate/pkg/bucket"
+	"github.com/aegisrate/aegisrate/pkg/events"
 	"github.com/aegisrate/aegisrate/pkg/policy"
 )
 
@@ -88,6 +90,10 @@ func (s *scenario) line(t *testing.T, words []string) error {
 		return nil
 	case "traffic":
 		return s.traffic(args)
+	case "unreadable":
+		return unreadable(args[0])
+	case "refused":
+		return refused(args[0])
 	case "silence":
 		s.rate = 0
 		return nil
@@ -101,6 +107,25 @@ func (s *scenario) line(t *testing.T, words []string) error {
 		return nil
 	}
 	return fmt.Errorf("unknown word %q", words[0])
+}
+
+// unreadable makes sure that a response with this field is no sample, since nobody can read it.
+func unreadable(field string) error {
+	_, err := events.Decode[events.ResponseBatch]([]byte(`{"type":"aegis.response.v1","boot":"b","n":1,"events":[` +
+		`{"id":"x","client":"c","upstream":"u","time":1,"status":200,"outcome":"ok",` + field + `}]}`))
+	if err == nil {
+		return errors.New("it was read")
+	}
+	return nil
+}
+
+// refused makes sure that no policy has this health rule.
+func refused(rule string) error {
+	name, value, _ := strings.Cut(rule, "=")
+	if _, err := policy.Parse([]byte("upstreams: {u: {url: 'http://u', health: {" + name + ": " + value + "}}}")); err == nil {
+		return errors.New("it was taken")
+	}
+	return nil
 }
 
 func (s *scenario) traffic(args []string) (err error) {
