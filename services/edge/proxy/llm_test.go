@@ -300,8 +300,9 @@ func TestLLMBodies(t *testing.T) {
 			if sent := <-got; sent != c.body {
 				t.Errorf("the upstream got %d bytes: %.100q, want %d: %.100q", len(sent), sent, len(c.body), c.body)
 			}
-			r.tokens(c.reserve)                                                // no usage was told, so that it stays
-			bustest.Await(t, "the count of calls without usage", func() bool { // the answer is here before the call is over
+			r.tokens(c.reserve) // no usage was told, so that it stays
+			// The answer is here before the call is over.
+			bustest.Await(t, "the count of calls without usage", func() bool {
 				return r.sample("aegis_edge_llm_settled_total", "estimate", "v1") == 1
 			})
 		})
