@@ -6,13 +6,15 @@ import (
 	"io"
 	"os"
 
+	"github.com/aegisrate/aegisrate/pkg/events"
 	"github.com/aegisrate/aegisrate/pkg/policy"
 )
 
 type policyCommands struct {
-	Validate policyValidateCommand `cmd:"" help:"Check a policy file; lists every problem with its path and line."`
-	Example  policyExampleCommand  `cmd:"" help:"Print the sample policy, with every key and its default."`
-	Schema   policySchemaCommand   `cmd:"" help:"Print the policy's JSON Schema, for editors."`
+	Validate  policyValidateCommand  `cmd:"" help:"Check a policy file; lists every problem with its path and line."`
+	Example   policyExampleCommand   `cmd:"" help:"Print the sample policy, with every key and its default."`
+	PublicKey policyPublicKeyCommand `cmd:"" name:"public-key" help:"Print what edges verify versions by (AEGIS_CONFIG_PUBLIC_KEY), of the secret in AEGIS_CONFIG_KEY."`
+	Schema    policySchemaCommand    `cmd:"" help:"Print the policy's JSON Schema, for editors."`
 }
 
 type policyValidateCommand struct {
@@ -60,6 +62,17 @@ func (policySchemaCommand) Run(r *remote) error {
 		return err
 	}
 	_, err = r.out.Write(schema)
+	return err
+}
+
+type policyPublicKeyCommand struct{}
+
+func (policyPublicKeyCommand) Run(r *remote) error {
+	secret := r.getenv("AEGIS_CONFIG_KEY")
+	if secret == "" {
+		return exitError{exitUsage, errors.New("AEGIS_CONFIG_KEY must hold the controlplane's secret")}
+	}
+	_, err := fmt.Fprintln(r.out, events.PublicKeyText(events.ConfigKey(secret)))
 	return err
 }
 

@@ -25,6 +25,8 @@ type Config struct {
 	Origins           []string `name:"origins" env:"AEGIS_CONTROLPLANE_ORIGINS" help:"Origins whose pages may use the WebSocket, such as https://admin.example.com, besides the API's own."`
 	Hosts             []string `name:"hosts" env:"AEGIS_CONTROLPLANE_HOSTS" help:"Names by which the API may be called by pages, such as admin.example.com:8090, besides this machine's own."`
 
+	// ConfigKey is the secret that versions are signed by; "": they are not. Mains take it from ConfigKeyEnv.
+	ConfigKey    string        `kong:"-"`
 	DrainTimeout time.Duration `name:"drain-timeout" env:"AEGIS_CONTROLPLANE_DRAIN_TIMEOUT" default:"5s" help:"On shutdown, how long requests under way may take."`
 
 	// AllowTokenlessNATS takes commands over NATS although there is no token: for
@@ -34,6 +36,9 @@ type Config struct {
 
 // TokenEnv names the environment variable with the admin token.
 const TokenEnv = "AEGIS_ADMIN_TOKEN"
+
+// ConfigKeyEnv names the environment variable with the secret that versions of the policy are signed by.
+const ConfigKeyEnv = "AEGIS_CONFIG_KEY"
 
 // DefaultConfig is what the flags default to.
 func DefaultConfig() Config {

@@ -94,6 +94,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	s.versions = &versions{bus: deps.Bus, log: deps.Log, metrics: s.metrics, initial: initial, amiss: make(chan struct{}, 1)}
+	if cfg.ConfigKey != "" {
+		s.versions.key = events.ConfigKey(cfg.ConfigKey)
+	}
 	return s, nil
 }
 

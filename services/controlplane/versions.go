@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"sync"
 	"time"
@@ -40,8 +41,9 @@ type versions struct {
 	bus     *bus.Bus
 	log     zerolog.Logger
 	metrics *metrics
-	initial *policy.Policy // to begin with; may be nil
-	amiss   chan struct{}  // holds a token when the stream was found missing, or ending in no version
+	initial *policy.Policy     // to begin with; may be nil
+	key     ed25519.PrivateKey // signs versions; nil: they are not signed
+	amiss   chan struct{}      // holds a token when the stream was found missing, or ending in no version
 
 	mu  sync.RWMutex
 	cur *version // the last good one; nil before the first
@@ -58,7 +60,7 @@ func (v *versions) current() *version {
 // saw takes a message of the given incarnation of the stream, in any order.
 // A version that is not good moves the place and leaves the last good one in force.
 func (v *versions) saw(stream string, m bus.Message) {
-	next, err := decode(m)
+	next, err := v.decode(m)
 	if err != nil {
 		v.metrics.bad.Inc()
 		v.log.Error().Err(err).Uint64("seq", m.Seq).Msg("a config version can't be read; the last good one stays")
@@ -87,8 +89,8 @@ func (v *versions) set(next *version) {
 	}
 }
 
-func decode(m bus.Message) (*version, error) {
-	cv, err := events.DecodeConfig(m.Data, m.Seq)
+func (v *versions) decode(m bus.Message) (*version, error) {
+	cv, err := v.authentic(m)
 	if err != nil {
 		return nil, err
 	}
@@ -99,9 +101,19 @@ func decode(m bus.Message) (*version, error) {
 	return &version{cv, p, foreign}, nil
 }
 
+// authentic reads a version that a controlplane wrote. Its error is events.ErrType for a newer release's
+// form, and events.ErrMalformed.
+func (v *versions) authentic(m bus.Message) (events.ConfigVersion, error) {
+	cv, err := events.DecodeConfig(m.Data, m.Seq)
+	if err == nil && v.key != nil {
+		err = cv.Verify(v.key.Public().(ed25519.PublicKey))
+	}
+	return cv, err
+}
+
 // forged says that no controlplane, of a newer release neither, wrote the message.
-func forged(m bus.Message) bool {
-	_, err := events.DecodeConfig(m.Data, m.Seq)
+func (v *versions) forged(m bus.Message) bool {
+	_, err := v.authentic(m)
 	return errors.Is(err, events.ErrMalformed)
 }
 
@@ -145,7 +157,7 @@ func (v *versions) numbered(ctx context.Context, number uint64) (*version, error
 	if err != nil {
 		return nil, err
 	}
-	return decode(m)
+	return v.decode(m)
 }
 
 // append stores a version at the place given. bus.ErrConflict says that somebody
@@ -158,6 +170,11 @@ func (v *versions) append(ctx context.Context, at place, c caller, p policy.Poli
 	next := &version{
 		ConfigVersion: events.ConfigVersion{Version: at.seq + 1, By: c.by, Via: c.via, Time: time.Now().UTC(), Actor: c.actor, Reason: c.reason, Document: doc},
 		policy:        p,
+	}
+	if v.key != nil {
+		if err := next.Sign(v.key); err != nil {
+			return nil, err
+		}
 	}
 	data, err := events.Encode(next.ConfigVersion)
 	if err != nil {
@@ -225,7 +242,7 @@ func (v *versions) provision(ctx context.Context) error {
 	}
 	if state.Msgs > 0 {
 		last, err := v.bus.Last(ctx, events.StreamConfig, events.SubjectConfigUpdates)
-		if err != nil || !forged(last) || !v.search(ctx, state) {
+		if err != nil || !v.forged(last) || !v.search(ctx, state) {
 			return err
 		}
 	}
@@ -280,7 +297,7 @@ func (v *versions) follow(ctx context.Context) error {
 func (v *versions) search(ctx context.Context, state bus.StreamState) bool {
 	var good *bus.Message
 	err := v.bus.Follow(ctx, events.StreamConfig, bus.All(), func(m bus.Message) error {
-		if _, err := decode(m); err == nil {
+		if _, err := v.decode(m); err == nil {
 			good = &m
 		}
 		if m.Seq >= state.Last {

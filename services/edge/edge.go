@@ -112,6 +112,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	metrics := newMetrics(deps.Registry, s)
 	s.policies = &policyFeed{engine: s.engine, dir: cfg.DataDir, file: cfg.PolicyFile, metrics: metrics, log: s.log}
+	if s.policies.key, err = events.ParsePublicKey(cfg.ConfigPublicKey); err != nil {
+		return nil, fmt.Errorf("edge: config-public-key: %w", err)
+	}
 	s.health = healthFeed{multipliers: s.engine.Multipliers, metrics: metrics, log: s.log}
 	if s.clients, err = newDirectory(cfg, deps.Bus, metrics, s.log); err != nil {
 		return nil, fmt.Errorf("edge: %w", err)

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"os"
@@ -33,6 +34,8 @@ type policyFeed struct {
 	// stream is the incarnation that the version in force counts in; "" for the policy file.
 	stream  string
 	version uint64
+	// key verifies versions of the stream and of the snapshot; nil: none is signed.
+	key ed25519.PublicKey
 	// base is the policy in force without the rules' plans, which replace its own of their names.
 	base  policy.Policy
 	plans map[string]policy.Plan
@@ -127,6 +130,9 @@ func (f *policyFeed) take(stream string, m bus.Message) {
 }
 
 func (f *policyFeed) use(stream string, v events.ConfigVersion) error {
+	if err := v.Verify(f.key); err != nil {
+		return err
+	}
 	p, dropped, err := policy.Receive(v.Document)
 	if err != nil {
 		return err

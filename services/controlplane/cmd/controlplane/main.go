@@ -57,6 +57,7 @@ func (c *runCommand) Run(ctx context.Context) error {
 		return err
 	}
 	c.NATS.Name, c.Controlplane.AdminToken = "controlplane", os.Getenv(controlplane.TokenEnv)
+	c.Controlplane.ConfigKey = os.Getenv(controlplane.ConfigKeyEnv)
 	b, err := bus.Connect(ctx, c.NATS, log)
 	if err != nil {
 		return err
