@@ -82,6 +82,15 @@ func (h *Handler) admitLLM(w *recorder, r *http.Request, d *admission.Decision) 
 		c.grant = h.llm.Reserve(r.Context(), q)
 		d.Degraded = d.Degraded || c.grant.Degraded
 		switch refused := c.grant.Refused; {
+		case c.grant.Degraded && d.Route.Fallback == policy.FallbackClosed:
+			if refused.Name == "" {
+				_ = c.grant.Refund(r.Context()) // the edge's own counters do not fail
+			}
+			h.engine.Finish(*d, admission.Facts{ID: w.id, Outcome: events.OutcomeRefused})
+			w.Header().Set(headerRetryAfter, "1")
+			return nil, badCall(d, http.StatusServiceUnavailable, "the limits can't be asked")
+		case c.grant.Degraded && d.Route.Fallback == policy.FallbackOpen && refused.Name != "":
+			// It passes, and holds nothing.
 		case refused.Name == "":
 			c.held = true
 		case d.Route.Shadow:

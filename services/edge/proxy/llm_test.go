@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/aegisrate/aegisrate/pkg/bus/bustest"
 	"github.com/aegisrate/aegisrate/pkg/events"
 	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
@@ -301,10 +300,8 @@ func TestLLMBodies(t *testing.T) {
 				t.Errorf("the upstream got %d bytes: %.100q, want %d: %.100q", len(sent), sent, len(c.body), c.body)
 			}
 			r.tokens(c.reserve) // no usage was told, so that it stays
-			// The answer is here before the call is over.
-			bustest.Await(t, "the count of calls without usage", func() bool {
-				return r.sample("aegis_edge_llm_settled_total", "estimate", "v1") == 1
-			})
+			r.settled("estimate", 1)
+			r.tokens(c.reserve)
 		})
 	}
 }
@@ -554,7 +551,8 @@ func TestRoutingStrategies(t *testing.T) {
 // While Redis gives no answer an edge admits its share, and says so.
 func TestLLMDegraded(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, rigConfig{policy: llmPolicy(upstream(t, completion), "rpm: 4")})
+	url := upstream(t, completion)
+	r := newRig(t, rigConfig{policy: llmPolicy(url, "rpm: 4")})
 	r.engine.Fleet.Heard("another", false, time.Now())
 	for range 3 {
 		r.engine.Breaker.Debit(admission.Passed, false)
@@ -564,5 +562,14 @@ func TestLLMDegraded(t *testing.T) {
 		if want := []int{200, 200, 429}[i]; res.StatusCode != want || res.Header.Get("X-RateLimit-Degraded") != "true" {
 			t.Errorf("call %d: %d %v %s", i, res.StatusCode, res.Header, body)
 		}
+	}
+	r.use(llmPolicy(url, "rpm: 4", "fallback: open"))
+	if res, body := r.call(callBody); res.StatusCode != 200 {
+		t.Errorf("open: %d %s", res.StatusCode, body)
+	}
+	r.use(llmPolicy(url, "rpm: 40", "fallback: closed"))
+	res, body := r.call(callBody)
+	if problemOf(t, res, body, 503); res.Header.Get("Retry-After") != "1" || !strings.Contains(body, `"server_error"`) {
+		t.Errorf("closed: %v %s", res.Header, body)
 	}
 }
