@@ -111,10 +111,11 @@ func (h *Handler) admitLLM(w *recorder, r *http.Request, d *admission.Decision) 
 	if r.ContentLength > 0 {
 		r.ContentLength += c.more
 	}
-	r.Body = struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(bytes.NewReader(head), r.Body), r.Body}
+	rest := io.Reader(r.Body)
+	if whole {
+		rest = nil
+	}
+	r.Body = &rejoined{head, rest, r.Body}
 	return c, nil
 }
 
@@ -140,6 +141,26 @@ func (c *llmCall) reserved() int64 {
 		return 0
 	}
 	return c.grant.Reserved()
+}
+
+// rejoined is a body of which the beginning has been read. rest is nil where that is all of it: its end is told
+// with its last bytes, since a body that is not known to be read ends its connection.
+type rejoined struct {
+	head []byte
+	rest io.Reader
+	io.Closer
+}
+
+func (b *rejoined) Read(p []byte) (int, error) {
+	if len(b.head) == 0 && b.rest != nil {
+		return b.rest.Read(p)
+	}
+	n := copy(p, b.head)
+	b.head = b.head[n:]
+	if len(b.head) == 0 && b.rest == nil {
+		return n, io.EOF
+	}
+	return n, nil
 }
 
 // patientReader waits so long for each part of a body.

@@ -99,7 +99,7 @@ func BenchmarkLLMStream(b *testing.B) {
 			line, err := lines.ReadBytes('\n')
 			if err != nil {
 				if n != chunks {
-					b.Fatalf("%d chunks: %v", n, err)
+					b.Fatalf("%s: %d chunks: %v", plane, n, err)
 				}
 				return
 			}

@@ -157,6 +157,23 @@ func TestLLMQuotas(t *testing.T) {
 	}
 }
 
+// A call leaves its connection usable.
+func TestLLMKeepsConnections(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{policy: llmPolicy(upstream(t, completion), "tpm: 1000")})
+	one := fmt.Sprintf("POST /v1 HTTP/1.1\r\nHost: x\r\nX-API-Key: alice\r\nContent-Length: %d\r\n\r\n%s", len(callBody), callBody)
+	conn := r.raw(one)
+	in := bufio.NewReader(conn)
+	for range 3 {
+		res, err := http.ReadResponse(in, nil)
+		if err != nil || res.Close {
+			t.Fatalf("%v, %v", res, err)
+		}
+		io.Copy(io.Discard, res.Body)
+		io.WriteString(conn, one)
+	}
+}
+
 // What is no call, the list of models for instance, is not held to the quotas of calls.
 func TestLLMOnlyCallsCount(t *testing.T) {
 	t.Parallel()
