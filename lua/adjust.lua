@@ -21,7 +21,8 @@ end
 if reset then
   b = b or {gen = 0, settled = 0}
   redis.call('DEL', unpack(KEYS))
-  b = {absent = true, key = key, hash = {}, spec = spec, gen = max(now, b.gen + 1), seq = 0, settled = b.settled}
+  b = {absent = true, key = key, hash = {}, spec = spec, gen = max(now, b.gen + 1), seq = 0, settled = b.settled,
+    reset = now}
   b.state = algorithm.full(spec, now)
 else
   local s = algorithm.at(switch_to(b.state, b.spec, spec, now), spec, now)

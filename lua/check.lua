@@ -4,19 +4,21 @@
 --          other algorithm
 -- ARGV     how many specs, the specs (lib/bucket.lua), then per request: cost (micro-tokens), mode (0 plain,
 --          1 shadow, 2 with a grant: then want and share follow, see bucket.Request), how many limits, and the
---          place of each limit's spec, from 1
+--          place of each limit's spec, from 1; below zero where what was seen of its bucket follows (a
+--          token bucket's): gen, seq, tokens, grace, time, settled (store.Seen)
 -- Units    micro-tokens, microseconds, Unix microseconds
 -- Returns  now, then per request an error's text, or a list: tier (0 green, 1 yellow, 2 red), granted, for how
 --          long the next such request is refused (at the least; 0: it is not, -1: always), then per limit
 --          its own tier, remaining, grace, wait (-1: never), reset, charged, grace charged, window, gen,
---          seq, settled
+--          seq, settled, healed (0 or 1)
 -- Errors   STATE <limit> <reason>: that bucket can't be read. Also Redis' own, where it refuses to read or
 --          write. A request with an error changed nothing; the others go on. READONLY is the whole call's
 --          error: a replica has decided nothing, and the client drops a connection that says so
 -- Go twin  bucket.Decide; memstore.Store.Check
 --
 -- What is charged nothing is not written: a refill that was only looked at is still due. Except that
--- the first check (no peek) under another algorithm than the bucket's stores it as switched.
+-- the first check (no peek) under another algorithm than the bucket's stores it as switched, and that one
+-- which heals lost state (lib/bucket.lua) stores that.
 local GREEN, YELLOW, RED = 0, 1, 2
 
 local now = clock()
@@ -63,8 +65,9 @@ local function refused_for(b, spec, cost, wait)
   return wait == NEVER and yellow or min(wait, yellow)
 end
 
--- decide(cost, shadow, want, among, wanted): the reply to a request whose limits are wanted, from the keys of the first on.
-local function decide(cost, shadow, want, among, wanted)
+-- decide(cost, shadow, want, among, wanted, seen): the reply to a request whose limits are wanted, from the keys
+-- of the first on; seen is what was seen of each, or false.
+local function decide(cost, shadow, want, among, wanted, seen)
   local buckets, tier, granted, k = {}, GREEN, want, keys
   for i, spec in ipairs(wanted) do
     local key, before = KEYS[k], spec.algorithm.switches and KEYS[k + 1]
@@ -74,6 +77,7 @@ local function decide(cost, shadow, want, among, wanted)
       return failed(reason) and reason.err or 'STATE ' .. (i - 1) .. ' ' .. reason
     end
     b.wanted = key
+    b.healed = seen[i] and heal(b, seen[i], spec, now)
     b.switched = not same(b.spec, spec)
     b.state = switch_to(b.state, b.spec, spec, now)
     b.current = spec.algorithm.at(b.state, spec, now)
@@ -96,7 +100,7 @@ local function decide(cost, shadow, want, among, wanted)
       b.state = algorithm.charge(b.current, amount, grace)
       b.balance, b.grace = algorithm.balance(b.state, spec, now)
     end
-    if amount > 0 or grace > 0 or b.switched and cost > 0 then
+    if amount > 0 or grace > 0 or (b.switched or b.healed) and cost > 0 then
       local refusal = save_bucket(b, b.wanted, spec, now)
       if refusal then
         return refusal.err
@@ -112,7 +116,8 @@ local function decide(cost, shadow, want, among, wanted)
     reply[n + 5] = algorithm.wait(b.state, spec, spec.capacity, now)
     reply[n + 6], reply[n + 7], reply[n + 8] = amount, grace, algorithm.window(b.current)
     reply[n + 9], reply[n + 10], reply[n + 11] = b.gen, b.seq, b.settled
-    n = n + 11
+    reply[n + 12] = b.healed and 1 or 0
+    n = n + 12
   end
   reply[3] = held
   return reply
@@ -126,17 +131,24 @@ while args <= #ARGV do
     want, among = tonumber(ARGV[args]), tonumber(ARGV[args + 1])
     args = args + 2
   end
-  local limits, wanted, taken = tonumber(ARGV[args]), {}, 0
+  local limits, wanted, seen, taken = tonumber(ARGV[args]), {}, {}, 0
   for i = 1, limits do
-    wanted[i] = specs[tonumber(ARGV[args + i])]
+    args = args + 1
+    local place = tonumber(ARGV[args])
+    if place < 0 then
+      seen[i] = {gen = tonumber(ARGV[args + 1]), seq = tonumber(ARGV[args + 2]), tokens = tonumber(ARGV[args + 3]),
+        grace = tonumber(ARGV[args + 4]), last = tonumber(ARGV[args + 5]), settled = tonumber(ARGV[args + 6])}
+      place, args = -place, args + 6
+    end
+    wanted[i] = specs[place]
     taken = taken + (wanted[i].algorithm.switches and 2 or 1)
   end
-  local reply = decide(cost, mode == '1', want, among, wanted)
+  local reply = decide(cost, mode == '1', want, among, wanted, seen)
   if type(reply) == 'string' and string.sub(reply, 1, 8) == 'READONLY' then
     return redis.error_reply(reply)
   end
   n = n + 1
   replies[n] = reply
-  keys, args = keys + taken, args + 1 + limits
+  keys, args = keys + taken, args + 1
 end
 return replies

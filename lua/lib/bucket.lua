@@ -96,7 +96,7 @@ local function load_bucket(key, before, spec, now)
     end
   end
   if not h then
-    return {key = key, absent = true, hash = {}, gen = 0, seq = 0, settled = 0, spec = spec,
+    return {key = key, absent = true, hash = {}, gen = 0, seq = 0, settled = 0, reset = 0, spec = spec,
       state = spec.algorithm.full(spec, now)}
   elseif failed(h) then
     return nil, h
@@ -114,7 +114,23 @@ local function load_bucket(key, before, spec, now)
   if not state then
     return nil, reason
   end
-  return {key = key, hash = h, gen = gen, seq = seq, settled = settled, spec = stored, state = state}
+  return {key = key, hash = h, gen = gen, seq = seq, settled = settled, reset = parse_int(h.reset, 0) or 0,
+    spec = stored, state = state}
+end
+
+-- heal(b, seen, spec, now): goes on from what was seen of a token bucket, {tokens, grace, last, gen, seq,
+-- settled}, if that is lower and b is not what followed it; whether it did. Twin: bucket.State.Heal,
+-- memstore.Bucket.heal.
+local function heal(b, seen, spec, now)
+  if not same(b.spec, spec) or b.gen == seen.gen and b.seq >= seen.seq or seen.last <= b.reset then
+    return false
+  end
+  local carried, current = spec.algorithm.at(seen, spec, now), spec.algorithm.at(b.state, spec, now)
+  if carried.tokens >= current.tokens then
+    return false
+  end
+  b.state, b.gen, b.seq, b.settled = carried, seen.gen, seen.seq, seen.settled
+  return true
 end
 
 -- save_bucket(b, key, spec, now): stores b.state as the bucket's next change, under key and spec,

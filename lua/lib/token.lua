@@ -1,5 +1,6 @@
 -- token: the token bucket with grace and debt. Go twin: pkg/bucket/token.go, which explains it.
--- State: {tokens, grace, last}. Hash: tokens (decimal, six places), last_updated, grace, rate.
+-- State: {tokens, grace, last}. Hash: tokens (decimal, six places), last_updated, grace, rate, and reset, when an
+-- administrator made it full.
 local function token_bucket()
   local token = {name = 'token_bucket', switches = true}
 
@@ -9,11 +10,11 @@ local function token_bucket()
 
   -- read(key): the hash's fields by name, nil where there is none, or Redis' refusal.
   function token.read(key)
-    local f = redis.pcall('HMGET', key, 'tokens', 'last_updated', 'grace', 'rate', 'cap', 'gen', 'seq', 'settled')
+    local f = redis.pcall('HMGET', key, 'tokens', 'last_updated', 'grace', 'rate', 'cap', 'gen', 'seq', 'settled', 'reset')
     if f.err then
       return f
     elseif f[1] or f[2] or f[6] then
-      return {tokens = f[1], last_updated = f[2], grace = f[3], rate = f[4], cap = f[5], gen = f[6], seq = f[7], settled = f[8]}
+      return {tokens = f[1], last_updated = f[2], grace = f[3], rate = f[4], cap = f[5], gen = f[6], seq = f[7], settled = f[8], reset = f[9]}
     end
   end
 
@@ -46,6 +47,9 @@ local function token_bucket()
     add('cap', spec.cap_text)
     add('gen', int_text(b.gen))
     add('settled', int_text(b.settled))
+    if b.reset > 0 then
+      add('reset', int_text(b.reset))
+    end
     return redis.pcall(unpack(args))
   end
 

@@ -124,6 +124,17 @@ func (st State) Give(s Spec, amount int64) State {
 	return st
 }
 
+// Heal is the lower of a token bucket's state and one that was seen earlier, both at now; true where
+// that is the one seen. Twin: lua/lib/bucket.lua.
+func (st State) Heal(seen Token, s Spec, now int64) (State, bool) {
+	seen, st = seen.at(s, now), st.At(s, now)
+	if seen.Tokens >= st.Token.Tokens {
+		return st, false
+	}
+	st.Token = seen
+	return st, true
+}
+
 // Lifetime is how long a state written at now must be kept, in microseconds.
 func (st State) Lifetime(s Spec, now int64) int64 {
 	switch st.Kind {

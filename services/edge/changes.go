@@ -31,7 +31,7 @@ func (s *Service) hearChanges(ctx context.Context) error {
 			return
 		}
 		for _, b := range changed.Buckets {
-			s.engine.Memory.Changed(b)
+			s.engine.Changed(b)
 		}
 	})
 	if err != nil {

@@ -108,6 +108,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		Multipliers: admission.NewMultipliers(time.Now),
 		Sink:        s.outbox,
 		Memory:      admission.NewMemory(admission.DefaultMemory),
+		Carried:     admission.NewCarried(admission.DefaultCarried),
 		Returned:    s.returned,
 	}
 	metrics := newMetrics(deps.Registry, s)
@@ -121,7 +122,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s.clients.load()
 	s.policies.plans, s.clients.plansChanged = s.clients.plans, s.policies.usePlans
-	s.clients.changed = func(client string) { s.engine.Memory.Changed(events.ChangedBucket{Client: client}) }
+	s.clients.changed = func(client string) { s.engine.Changed(events.ChangedBucket{Client: client}) }
 	s.engine.Directory = s.clients
 	if err := s.policies.load(); err != nil {
 		return nil, fmt.Errorf("edge: %w", err)

@@ -53,6 +53,7 @@ func newMetrics(reg prometheus.Registerer, s *Service) *metrics {
 	total("aegis_edge_store_unreadable_total", "Calls to the store that found an unreadable state.", counts.Unreadable.Load)
 	total("aegis_edge_open_decisions_total", "Requests over their limits that passed because their route is open without the store.", counts.Open.Load)
 	total("aegis_edge_closed_decisions_total", "Requests refused because their route is closed without the store.", counts.Closed.Load)
+	total("aegis_edge_healed_total", "Buckets that the store had lost, and that went on from what this edge had seen of them.", counts.Healed.Load)
 	total("aegis_edge_local_decisions_total", "Requests decided without the shared store.", counts.Local.Load)
 	total("aegis_edge_leases_returned_total", "Leases that went back to the store unspent.", counts.LeasesReturned.Load)
 	total("aegis_edge_leases_lost_total", "Leases whose unspent tokens could not go back: lost to the client.", counts.LeasesLost.Load)

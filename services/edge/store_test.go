@@ -12,6 +12,7 @@ import (
 	"github.com/aegisrate/aegisrate/pkg/bucket/store/redistest"
 	"github.com/aegisrate/aegisrate/pkg/bus/bustest"
 	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/policy"
 	"github.com/aegisrate/aegisrate/services/edge"
 )
 
@@ -241,5 +242,57 @@ func TestStartWithoutRedis(t *testing.T) {
 	r.awaitVersion(1)
 	if res := r.get("/api"); res.StatusCode != 200 || res.Header.Get("X-RateLimit-Degraded") != "true" {
 		t.Errorf("%s, %v", res.Status, res.Header)
+	}
+}
+
+// FLUSHALL, nine times under load, without leases: Redis goes on from what the edge has seen. Over the limit
+// goes at most what was under way at each loss. A client in debt stays in debt.
+func TestFlushAllUnderLoad(t *testing.T) {
+	t.Parallel()
+	const capacity, flushes = 500, 9
+	s := bustest.Start(t)
+	b := s.Provisioned(t)
+	server := redistest.Start(t)
+	p := policyFor(t, backend(t), capacity)
+	p.LeaseSize = new(int64(0))
+	api := p.Routes["api"]
+	api.Degrade = policy.DegradeOff
+	p.Routes["api"] = api
+	publish(t, b, p)
+	shared := onRedis(t, server, 10*time.Second)
+	r := start(t, edge.Deps{Bus: b, Store: shared})
+	r.awaitVersion(1)
+
+	c := &tally{}
+	for i := range flushes {
+		until := capacity / (flushes + 1) * (i + 1)
+		each := load([]*rig{r, r}, asked(until-c.total(200)))
+		for status, n := range each.status {
+			if c.status == nil {
+				c.status = map[int]int{}
+			}
+			c.status[status] += n
+		}
+		if err := server.Client.FlushAll(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flushing := make(chan struct{})
+	go func() { // and once more in the middle
+		defer close(flushing)
+		bustest.Await(t, "requests", func() bool { return r.metric("aegis_edge_healed_total") >= flushes })
+		if err := server.Client.FlushAll(t.Context()).Err(); err != nil {
+			t.Error(err)
+		}
+	}()
+	rest := load([]*rig{r, r}, asked(2*capacity))
+	<-flushing
+	admitted := c.total(200) + rest.total(200)
+	if over := admitted - capacity; over < 0 || over > 5*(flushes+1) {
+		t.Errorf("admitted %d of %d, with %d losses", admitted, capacity, flushes+1)
+	}
+	t.Logf("admitted %d of %d over %d losses, healed %v times", admitted, capacity, flushes+1, r.metric("aegis_edge_healed_total"))
+	if healed := r.metric("aegis_edge_healed_total"); healed < flushes {
+		t.Errorf("healed %v times, want once a loss at the least", healed)
 	}
 }

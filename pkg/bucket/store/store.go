@@ -80,6 +80,20 @@ type Check struct {
 	Want, Share int64
 	// Shadow passes yellow and red.
 	Shadow bool
+	// Seen is what the caller saw last of each limit's bucket, in the order of Limits; nil, or a zero Seen
+	// for one of them: nothing. Token buckets only.
+	Seen []Seen
+}
+
+// Seen is a token bucket as an earlier LimitState told of it. Where the store holds another generation of the
+// bucket, or an earlier change of the same, it has lost state, or the bucket had expired full. Then Check
+// goes on from the lower of the two balances, what was seen being refilled to now, and from the grace and the
+// settled that belong to it, and stores that also where it charges nothing. An administrator's reset is no loss.
+type Seen struct {
+	Gen, Seq int64
+	Settled  uint64
+	// Tokens and Grace were left at Time, Decision.Now; micro-tokens.
+	Tokens, Grace, Time int64
 }
 
 // Limit is one bucket of the client and what it is limited to now.
@@ -126,6 +140,8 @@ type LimitState struct {
 	Gen     int64
 	Seq     int64
 	Settled uint64
+	// Healed says that the state had been lost, and goes on from Check.Seen.
+	Healed bool
 }
 
 // Return gives Amount back to each bucket that a grant was charged to, never above its capacity, and

@@ -51,10 +51,23 @@ func (c Check) Validate() error {
 			grace++
 		}
 	}
+	if len(c.Seen) > 0 && len(c.Seen) != len(c.Limits) {
+		return fmt.Errorf("%w: seen: %d of %d limits", ErrInvalid, len(c.Seen), len(c.Limits))
+	}
+	for i, seen := range c.Seen {
+		if seen != (Seen{}) && (c.Limits[i].Spec.Kind != bucket.TokenBucket || !seen.valid()) {
+			return fmt.Errorf("%w: seen[%d]: %+v: want a token bucket, as a decision told of it", ErrInvalid, i, seen)
+		}
+	}
 	if grace > 1 {
 		return fmt.Errorf("%w: limits: %d of them have grace, want at most 1", ErrInvalid, grace)
 	}
 	return nil
+}
+
+func (s Seen) valid() bool {
+	return s.Gen > 0 && s.Gen <= maxSeq && s.Seq >= 0 && s.Seq <= maxSeq && s.Settled <= maxSeq && s.Time > 0 && s.Time <= maxSeq &&
+		s.Tokens >= -bucket.MaxDebt && s.Tokens <= bucket.MaxMicro && s.Grace >= 0 && s.Grace <= bucket.MaxMicro
 }
 
 // maxShare bounds Check.Share.

@@ -38,6 +38,8 @@ type Engine struct {
 	Directory Directory
 	// Memory answers without the store where it can; nil: every decision asks the store. Then Tend has to be called.
 	Memory *Memory
+	// Carried mend what the store has lost; nil: nothing does.
+	Carried *Carried
 	// Returned, if not nil, hears of clients whose unspent leases went back to the store.
 	Returned func(client string)
 
@@ -56,6 +58,8 @@ type Counts struct {
 	Local atomic.Uint64
 	// Open decisions passed a request that no limit had room for; Closed ones refused one unasked.
 	Open, Closed atomic.Uint64
+	// Healed buckets had been lost by the store, and went on from what this edge had seen of them.
+	Healed atomic.Uint64
 	// Leases that went back to the store unspent, and those that could not.
 	LeasesReturned, LeasesLost atomic.Uint64
 }
@@ -299,6 +303,9 @@ func (e *Engine) ask(ctx context.Context, c store.Check, fallback policy.Fallbac
 	ctx = context.WithoutCancel(ctx)
 	how := events.HowLocal
 	edges := e.Fleet.Live()
+	if e.Carried != nil {
+		c.Seen = e.Carried.recall(c)
+	}
 	if pass := e.Breaker.Pass(); pass != Refused {
 		decision, err := e.Store.Check(ctx, c)
 		e.Breaker.Debit(pass, !errors.Is(err, store.ErrUnknown) && !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrFull))
@@ -309,6 +316,7 @@ func (e *Engine) ask(ctx context.Context, c store.Check, fallback policy.Fallbac
 				at := decision.Limits[i]
 				e.Local.Lower(c.Client, store.Limit{Scope: l.Scope, Spec: share(l.Spec, edges, c.Cost)}, at.Remaining/edges, at.Grace/edges)
 			}
+			e.saw(c, decision)
 			return answer{decision, c.Limits, events.HowRedis}, nil
 		case errors.Is(err, store.ErrUnknown):
 			e.counts.Unknown.Add(1)
@@ -330,7 +338,7 @@ func (e *Engine) ask(ctx context.Context, c store.Check, fallback policy.Fallbac
 	for i, l := range c.Limits {
 		limits[i] = store.Limit{Scope: l.Scope, Spec: share(l.Spec, edges, c.Cost)}
 	}
-	c.Limits, c.Want, c.Share = limits, 0, 0
+	c.Limits, c.Want, c.Share, c.Seen = limits, 0, 0, nil
 	if fallback == policy.FallbackOpen {
 		c.Shadow = true // what the share still has is charged
 	}
@@ -340,6 +348,29 @@ func (e *Engine) ask(ctx context.Context, c store.Check, fallback policy.Fallbac
 		decision.Tier = bucket.Green
 	}
 	return answer{decision, limits, how}, err
+}
+
+// Changed forgets what no longer holds of a bucket that others have changed.
+func (e *Engine) Changed(b events.ChangedBucket) {
+	if e.Memory != nil {
+		e.Memory.Changed(b)
+	}
+	if e.Carried != nil && b.Why == "" {
+		e.Carried.forget(b)
+	}
+}
+
+// saw takes note of an answer of the shared store.
+func (e *Engine) saw(c store.Check, d store.Decision) {
+	if e.Carried == nil {
+		return
+	}
+	e.Carried.learn(c, d)
+	for _, l := range d.Limits {
+		if l.Healed {
+			e.counts.Healed.Add(1)
+		}
+	}
 }
 
 // share is what one of the live edges may admit alone. It holds a token and a request of

@@ -53,6 +53,8 @@ type Bucket struct {
 	// sequence settled into it.
 	Gen, Seq int64
 	Settled  uint64
+	// Reset is when an administrator made the bucket full, 0: never. A token bucket's only.
+	Reset int64
 	// Expires is when the bucket is gone, Unix microseconds; whole milliseconds, as in Redis.
 	Expires int64
 }
@@ -107,10 +109,14 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 	var (
 		entries [store.MaxLimits]bucket.Entry
 		stored  [store.MaxLimits]Bucket
+		healed  [store.MaxLimits]bool
 	)
 	decided := entries[:len(c.Limits)]
 	for i, l := range c.Limits {
 		_, stored[i] = sh.read(key{l.Spec.Kind, l.Scope, c.Client}, l.Spec, now)
+		if len(c.Seen) > 0 {
+			healed[i] = stored[i].heal(c.Seen[i], l.Spec, now)
+		}
 		decided[i] = bucket.Entry{Spec: l.Spec, State: stored[i].State.As(stored[i].Spec, l.Spec, now)}
 	}
 	v := bucket.Decide(decided, bucket.Request{Cost: c.Cost, Want: c.Want, Share: c.Share, Shadow: c.Shadow}, now)
@@ -123,7 +129,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 	}
 	for i, e := range decided {
 		switched := stored[i].Spec.Kind != e.Spec.Kind || stored[i].Spec.Window != e.Spec.Window
-		if e.Charged > 0 || e.GraceCharged > 0 || switched && c.Cost > 0 {
+		if e.Charged > 0 || e.GraceCharged > 0 || (switched || healed[i]) && c.Cost > 0 {
 			stored[i].State = e.State
 			sh.write(key{e.Spec.Kind, c.Limits[i].Scope, c.Client}, &stored[i], e.Spec, now)
 		}
@@ -139,9 +145,22 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Decision, error
 			Gen:          stored[i].Gen,
 			Seq:          stored[i].Seq,
 			Settled:      stored[i].Settled,
+			Healed:       healed[i],
 		}
 	}
 	return d, nil
+}
+
+// heal goes on from what was seen, if that is lower and e is not what followed it (see store.Seen).
+func (e *Bucket) heal(seen store.Seen, spec bucket.Spec, now int64) bool {
+	if seen.Gen == 0 || e.Spec.Kind != spec.Kind || e.Gen == seen.Gen && e.Seq >= seen.Seq || seen.Time <= e.Reset {
+		return false
+	}
+	state, healed := e.State.Heal(bucket.Token{Tokens: seen.Tokens, Grace: seen.Grace, Last: seen.Time}, spec, now)
+	if healed {
+		e.State, e.Gen, e.Seq, e.Settled = state, seen.Gen, seen.Seq, seen.Settled
+	}
+	return healed
 }
 
 // Return implements store.Store.
@@ -255,7 +274,7 @@ func (s *Store) Adjust(ctx context.Context, a store.Adjustment) (store.ItemState
 	k := key{spec.Kind, a.Limit.Scope, a.Client}
 	_, e := sh.read(k, spec, now)
 	if a.Reset {
-		e.State, e.Gen, e.Seq = bucket.Full(spec, now), max(now, e.Gen+1), 0
+		e.State, e.Gen, e.Seq, e.Reset = bucket.Full(spec, now), max(now, e.Gen+1), 0, now
 	} else {
 		e.State = e.State.As(e.Spec, spec, now).At(spec, now).Give(spec, a.Grant)
 	}
@@ -369,6 +388,9 @@ func (sh *shard) write(k key, e *Bucket, spec bucket.Spec, now int64) {
 	}
 	if e.Spec.Kind != spec.Kind {
 		delete(sh.buckets, k.other())
+	}
+	if spec.Kind != bucket.TokenBucket {
+		e.Reset = 0
 	}
 	e.Spec = spec
 	e.Seq++

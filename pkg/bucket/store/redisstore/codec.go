@@ -33,7 +33,7 @@ func (s *Store) checkCall(asks []*ask) *call {
 			rest = append(rest, 0)
 		}
 		rest = append(rest, len(a.check.Limits))
-		for _, l := range a.check.Limits {
+		for i, l := range a.check.Limits {
 			keys = appendBucketKeys(keys, l.Spec.Kind, l.Scope, a.check.Client)
 			place, ok := places[l.Spec]
 			if !ok {
@@ -41,7 +41,12 @@ func (s *Store) checkCall(asks []*ask) *call {
 				places[l.Spec] = place
 				specs = appendSpec(specs, l.Spec)
 			}
-			rest = append(rest, place)
+			if i < len(a.check.Seen) && a.check.Seen[i].Gen > 0 {
+				s := a.check.Seen[i]
+				rest = append(rest, -place, s.Gen, s.Seq, s.Tokens, s.Grace, s.Time, s.Settled)
+			} else {
+				rest = append(rest, place)
+			}
 		}
 	}
 	args := append(make([]any, 0, 1+len(specs)+len(rest)), len(places))
@@ -195,6 +200,7 @@ func decodeDecision(reply []any, now int64, limits int) (store.Decision, error) 
 			Gen:          a.int(),
 			Seq:          a.int(),
 			Settled:      a.seq(),
+			Healed:       a.int() == 1,
 		}
 	}
 	return d, a.done()

@@ -77,6 +77,9 @@ func hashOf(b memstore.Bucket) map[string]string {
 		fields["grace"] = integer(b.State.Token.Grace)
 		fields["last_updated"] = integer(b.State.Token.Last)
 		fields["rate"] = integer(b.Spec.Rate)
+		if b.Reset > 0 {
+			fields["reset"] = integer(b.Reset)
+		}
 		return fields
 	}
 	if b.Spec.Kind == bucket.SlidingWindow {

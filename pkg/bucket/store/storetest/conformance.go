@@ -44,6 +44,9 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		"SettlePrunesBoots":           testSettlePrunesBoots,
 		"AdjustResets":                testReset,
 		"AdjustGrants":                testGrant,
+		"HealsWhatWasLost":            testHeal,
+		"HealKeepsWhatIsSettled":      testHealSettled,
+		"ResetIsNoLoss":               testHealAfterReset,
 		"CancelledContext":            testCancelled,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -282,6 +285,10 @@ func testInvalid(t *testing.T, s store.Store) {
 		"twice":         {Client: "c", Limits: []store.Limit{ok, ok}},
 		"bad spec":      {Client: "c", Limits: []store.Limit{limit("r", bucket.Spec{})}},
 		"two graces":    {Client: "c", Limits: []store.Limit{limit("a", withGrace(still(5), 1)), limit("b", withGrace(still(5), 1))}},
+		"seen of some":  {Client: "c", Limits: []store.Limit{ok}, Seen: make([]store.Seen, 2)},
+		"seen no time":  {Client: "c", Limits: []store.Limit{ok}, Seen: []store.Seen{{Gen: 1}}},
+		"seen too much": {Client: "c", Limits: []store.Limit{ok}, Seen: []store.Seen{{Gen: 1, Time: 1, Tokens: bucket.MaxMicro + 1}}},
+		"seen window":   {Client: "c", Limits: []store.Limit{limit("r", sliding(5, 60))}, Seen: []store.Seen{{Gen: 1, Time: 1}}},
 		"day's scope":   {Client: "c", Limits: []store.Limit{limit("r", daily(5))}},
 	} {
 		if _, err := s.Check(t.Context(), c); !errors.Is(err, store.ErrInvalid) {
@@ -589,4 +596,85 @@ func testGrant(t *testing.T, s store.Store) {
 			t.Errorf("%+v: got %v", a, err)
 		}
 	}
+}
+
+// seenOf is what a decision told of its only limit.
+func seenOf(d store.Decision) store.Seen {
+	l := d.Limits[0]
+	return store.Seen{Gen: l.Gen, Seq: l.Seq, Settled: l.Settled, Tokens: l.Remaining, Grace: l.Grace, Time: d.Now}
+}
+
+func testHeal(t *testing.T, s store.Store) {
+	l := limit("r", still(100))
+	ask := func(cost int64, seen store.Seen) store.Decision {
+		return decide(t, s, store.Check{Client: "c", Cost: cost, Limits: []store.Limit{l}, Seen: []store.Seen{seen}})
+	}
+	now := check(t, s, "c", 0, l).Now
+	lost := store.Seen{Gen: 7, Seq: 41, Settled: 3, Tokens: 50 * one, Time: now}
+
+	d := ask(0, lost) // a peek tells of it, and stores nothing
+	near(t, "peeked", d.Limits[0].Remaining, 50*one)
+	near(t, "after a peek", check(t, s, "c", 0, l).Limits[0].Remaining, 100*one)
+
+	d = ask(10*one, lost)
+	near(t, "healed and charged", d.Limits[0].Remaining, 40*one)
+	equal(t, "healed", d.Limits[0].Healed, true)
+	equal(t, "gen", d.Limits[0].Gen, 7)
+	equal(t, "seq", d.Limits[0].Seq, 42)
+	equal(t, "settled", d.Limits[0].Settled, 3)
+	d = ask(10*one, lost) // who saw less says nothing new
+	near(t, "not healed again", d.Limits[0].Remaining, 30*one)
+	equal(t, "healed", d.Limits[0].Healed, false)
+
+	debt := seenOf(d)
+	debt.Seq, debt.Tokens = debt.Seq+5, -20*one // changes that a stale replica doesn't have
+	d = ask(one, debt)
+	equal(t, "tier in debt", d.Tier, bucket.Red)
+	near(t, "denied, and stored nevertheless", check(t, s, "c", 0, l).Limits[0].Remaining, -20*one)
+
+	higher := store.Seen{Gen: 9, Seq: 1, Settled: 8, Tokens: 90 * one, Time: now}
+	d = ask(one, higher)
+	equal(t, "healed upwards", d.Limits[0].Healed, false)
+	near(t, "the lower one", d.Limits[0].Remaining, -20*one)
+	equal(t, "settled of the lower one", d.Limits[0].Settled, 3)
+
+	// What is lost refills meanwhile, by the rate that it has now.
+	fast := still(100)
+	fast.Rate, fast.SlowestRate = 10*one, 2*one
+	d = decide(t, s, store.Check{Client: "d", Cost: one, Limits: []store.Limit{limit("r", fast)}, Seen: []store.Seen{
+		{Gen: 7, Seq: 1, Tokens: 0, Time: now - 5_000_000}}})
+	if got := d.Limits[0].Remaining; got < 49*one || got > 99*one || !d.Limits[0].Healed {
+		t.Errorf("refilled to %d, want what 5 s give and the test took besides, less a token", got)
+	}
+}
+
+// Heal, then replay: what the healed balance holds already is not settled into it again, and the rest is.
+func testHealSettled(t *testing.T, s store.Store) {
+	l := limit("r", still(100))
+	shard := begin(t, s, "c")
+	now := check(t, s, "c", 0, l).Now
+	d := decide(t, s, store.Check{Client: "c", Cost: one, Limits: []store.Limit{l}, Seen: []store.Seen{
+		{Gen: 7, Seq: 41, Settled: 2, Tokens: 50 * one, Time: now}}})
+	near(t, "healed", d.Limits[0].Remaining, 49*one)
+	for seq := uint64(1); seq <= 3; seq++ {
+		settle(t, s, store.Settlement{
+			Shard: shard, Stream: "s", Prev: seq - 1, Seq: seq, Boot: "b", N: seq,
+			Items: []store.Item{{Client: "c", Scope: "r", Spec: l.Spec, Delta: 10 * one, Time: now}},
+		}, store.Applied)
+	}
+	near(t, "after the replay of 1 to 3", check(t, s, "c", 0, l).Limits[0].Remaining, 39*one)
+}
+
+// Who saw a bucket before an administrator's reset must not take the reset back, also when it is lost in its turn.
+func testHealAfterReset(t *testing.T, s store.Store) {
+	l := limit("r", still(100))
+	before := seenOf(check(t, s, "c", 90*one, l))
+	adjust(t, s, store.Adjustment{Client: "c", Limit: l, Reset: true})
+	d := decide(t, s, store.Check{Client: "c", Cost: one, Limits: []store.Limit{l}, Seen: []store.Seen{before}})
+	near(t, "after the reset", d.Limits[0].Remaining, 99*one)
+	equal(t, "healed", d.Limits[0].Healed, false)
+	later := seenOf(d)
+	later.Seq, later.Tokens, later.Time = later.Seq+1, 60*one, later.Time+1
+	d = decide(t, s, store.Check{Client: "c", Cost: one, Limits: []store.Limit{l}, Seen: []store.Seen{later}})
+	near(t, "a loss after the reset", d.Limits[0].Remaining, 59*one)
 }

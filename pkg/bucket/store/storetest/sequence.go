@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"fmt"
+	"math/big"
 	"math/rand/v2"
 	"reflect"
 	"strconv"
@@ -63,8 +64,15 @@ type sequence struct {
 	cursor  uint64
 	charged []store.Item   // recent charges, to settle
 	granted []store.Return // not yet given back
+	seen    []sight        // of token buckets, lately
 	wait    int64          // of a limit that refused last, or of the whole answer
 	recent  []event
+}
+
+// sight is what was seen of a bucket.
+type sight struct {
+	modelKey
+	store.Seen
 }
 
 func newSequence(choices Choices, stores []Clocked) *sequence {
@@ -204,6 +212,9 @@ func (s *sequence) check(t testing.TB) error {
 			c.Want = min(pick(s, 1, c.Cost, 10*one, 3*c.Cost+1, bucket.MaxMicro), bucket.MaxMicro)
 			c.Share = pick[int64](s, 1, 2, 3, 8)
 		}
+		if s.IntN(3) == 0 {
+			c.Seen = s.remembered(c)
+		}
 		s.note("check %+v", c)
 		checks[i] = c
 	}
@@ -234,9 +245,76 @@ func (s *sequence) check(t testing.TB) error {
 	return err
 }
 
+// remembered is what an edge may have seen of a check's buckets, which may not be what the store holds.
+func (s *sequence) remembered(c store.Check) []store.Seen {
+	all := make([]store.Seen, len(c.Limits))
+	for i, l := range c.Limits {
+		for _, at := range s.seen {
+			if l.Spec.Kind != bucket.TokenBucket || at.modelKey != (modelKey{c.Client, l.Scope}) || s.IntN(2) == 0 {
+				continue
+			}
+			all[i] = at.Seen
+			all[i].Gen += pick[int64](s, 0, 0, 0, 1, 1_000_000)
+			all[i].Seq += pick[int64](s, 0, 0, 1, 100)
+			all[i].Tokens = max(-bucket.MaxDebt, min(bucket.MaxMicro, all[i].Tokens-pick[int64](s, 0, 0, 1, one, 100*one)))
+		}
+	}
+	return all
+}
+
+// heal judges whether a store went on from what was seen of the i-th limit, and follows it. after follows
+// the store in writing that, which a peek does not.
+func (s *sequence) heal(c store.Check, i int, d store.Decision, ids []ID, before []Hash) (after func() error, err error) {
+	l, seen, k := c.Limits[i], c.Seen[i], modelKey{c.Client, c.Limits[i].Scope}
+	was := s.model.buckets[k]
+	lost := true
+	if at := find(ids, before, k); at >= 0 {
+		gen, seq, reset := before[at].int("gen"), before[at].int("seq"), before[at].int("reset")
+		lost = ids[at].Kind == l.Spec.Kind && (gen != seen.Gen || seq < seen.Seq) && seen.Time > reset
+	}
+	slack := int64(1)
+	current := fresh(l.Spec, s.now)
+	if was != nil && was.spec.Kind == l.Spec.Kind {
+		current, slack = was, was.slack+1
+	}
+	carried := &modelBucket{spec: l.Spec, balance: rat(seen.Tokens), grace: rat(seen.Grace), last: seen.Time}
+	mine, _ := carried.refilled(l.Spec, s.now)
+	theirs, _ := current.refilled(l.Spec, s.now)
+	lower := new(big.Rat).Sub(theirs, mine) // by how much what was seen is lower
+	switch healed := d.Limits[i].Healed; {
+	case healed && (!lost || lower.Cmp(rat(-slack)) < 0):
+		return nil, fmt.Errorf("%v healed to %s, it had %s, lost: %v", k, mine.FloatString(6), theirs.FloatString(6), lost)
+	case !healed && lost && lower.Cmp(rat(slack)) > 0:
+		return nil, fmt.Errorf("%v did not heal: %s was seen of %s", k, mine.FloatString(6), theirs.FloatString(6))
+	case !healed:
+		return func() error { return nil }, nil
+	}
+	s.model.buckets[k] = carried
+	return func() error {
+		got := d.Limits[i]
+		switch {
+		case c.Cost == 0:
+			if delete(s.model.buckets, k); was != nil {
+				s.model.buckets[k] = was
+			}
+		case got.Charged == 0 && got.GraceCharged == 0:
+			return s.model.wrote(k, carried, l.Spec, s.now, got.Remaining)
+		}
+		return nil
+	}, nil
+}
+
+// int is a field that is an integer; 0 where there is none.
+func (h Hash) int(name string) int64 {
+	n, _ := strconv.ParseInt(h.Fields[name], 10, 64)
+	return n
+}
+
 // decide has all stores decide c, the at-th by decision, and the model judge it.
-func (s *sequence) decide(t testing.TB, c store.Check, decision func(t testing.TB, at int) (store.Decision, error)) error {
+func (s *sequence) decide(t testing.TB, c store.Check, decision func(t testing.TB, at int) (store.Decision, error)) (err error) {
 	var first store.Decision
+	ids := s.ids(c.Client)
+	before := s.stores[0].Stored(ids...)
 	for i := range s.stores {
 		d, err := decision(t, i)
 		if err != nil {
@@ -251,7 +329,6 @@ func (s *sequence) decide(t testing.TB, c store.Check, decision func(t testing.T
 	if first.Now != s.now {
 		return fmt.Errorf("decided at %d, the clock says %d", first.Now, s.now)
 	}
-	ids := s.ids(c.Client)
 	after := s.stores[0].Stored(ids...)
 	s.wait = 0
 	switched := false
@@ -270,6 +347,27 @@ func (s *sequence) decide(t testing.TB, c store.Check, decision func(t testing.T
 		}
 	}
 	s.charged = s.charged[max(0, len(s.charged)-8):]
+	for i := range c.Seen {
+		if c.Seen[i].Gen == 0 {
+			continue
+		}
+		after, err := s.heal(c, i, first, ids, before)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if err == nil {
+				err = after()
+			}
+		}()
+	}
+	for i, l := range c.Limits {
+		if got := first.Limits[i]; l.Spec.Kind == bucket.TokenBucket && got.Gen > 0 {
+			s.seen = append(s.seen, sight{modelKey{c.Client, l.Scope}, store.Seen{
+				Gen: got.Gen, Seq: got.Seq, Settled: got.Settled, Tokens: got.Remaining, Grace: got.Grace, Time: first.Now}})
+		}
+	}
+	s.seen = s.seen[max(0, len(s.seen)-12):]
 	if first.Granted > 0 {
 		r := store.Return{Client: c.Client, Amount: first.Granted}
 		for i, l := range c.Limits {
@@ -351,11 +449,7 @@ func (s *sequence) giveBack(t testing.TB) error {
 
 // is reports whether the hash is of the bucket that l was charged to, and not cut since.
 func (h Hash) is(l store.Returned) bool {
-	field := func(name string) int64 {
-		n, _ := strconv.ParseInt(h.Fields[name], 10, 64)
-		return n
-	}
-	return field("gen") == l.Gen && field("window") == l.Spec.Window && field("cap") >= l.Spec.Capacity
+	return h.int("gen") == l.Gen && h.int("window") == l.Spec.Window && h.int("cap") >= l.Spec.Capacity
 }
 
 func (s *sequence) settle(t testing.TB) error {
