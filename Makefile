@@ -40,6 +40,8 @@ soak: ## Hold the stores and the exact model together over 1,000,000 random step
 	@go test -count=1 -timeout=3h -run='^TestSequence$$' ./pkg/bucket/store/redisstore -steps=50000
 	@go test -count=1 -timeout=1h -run='^TestUpStreamsHugeBody$$' -v ./cmd/aegis -huge=10240
 	@cd services/edge && go test -count=1 -timeout=30m -tags=soak -v -run='^(TestCardinalityAttackOfFiveMillion|TestFleetOfProcessesForAMinute|TestSlowLoris5000)$$' . ./admission
+	@scripts/postgres.sh
+	@cd services/controlplane && go test -count=1 -timeout=30m -tags=soak -v -run='^TestMillionUsers$$' ./rulestore/postgres
 
 bench: ## Run the benchmarks COUNT (6) times into .cache/bench.out, for benchstat
 	@scripts/bench.sh

@@ -365,6 +365,7 @@ func (s *Stack) StartEdge(ctx context.Context, cfg EdgeConfig) (*Node, error) {
 		c.Addr = cfg.Addr
 		c.DataDir = filepath.Join(s.cfg.DataDir, cfg.Name)
 		c.DrainTimeout = drainTimeout
+		c.RulesTimeout = time.Second // as patient as with Redis
 		e, err := edge.New(c, edge.Deps{Bus: d.bus, Store: d.store, Ping: d.store.Ping, Counter: d.store.Counter, Log: d.log, Registry: d.registry})
 		if err != nil {
 			return nil, err
