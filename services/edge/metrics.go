@@ -2,6 +2,8 @@ package edge
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/aegisrate/aegisrate/services/edge/admission"
 )
 
 type metrics struct {
@@ -47,6 +49,8 @@ func newMetrics(reg prometheus.Registerer, s *Service) *metrics {
 	total("aegis_edge_events_published_total", "Finished requests in the event log.", func() uint64 { return s.outbox.Stats().Published })
 	total("aegis_edge_events_lost_total", "Finished requests that never reached the event log.", func() uint64 { return s.outbox.Stats().Lost })
 
+	reg.MustRegister(shares{s.engine})
+
 	counts := s.engine.Counts()
 	total("aegis_edge_store_unknown_total", "Calls to the store without an answer, counted as charged.", counts.Unknown.Load)
 	total("aegis_edge_store_unavailable_total", "Calls to the store that did not run.", counts.Unavailable.Load)
@@ -71,5 +75,20 @@ func newMetrics(reg prometheus.Registerer, s *Service) *metrics {
 		badHealth:      counter("aegis_edge_health_rejected_total", "Health ticks refused."),
 		badRules:       counter("aegis_edge_rules_rejected_total", "Records of the rules that could not be read."),
 		lookupErrors:   counter("aegis_edge_rules_lookup_errors_total", "Look-ups of clients that got no answer."),
+	}
+}
+
+// shares tells, when asked, how much this edge would admit alone.
+type shares struct{ engine *admission.Engine }
+
+var shareDesc = prometheus.NewDesc("aegis_edge_fallback_share_tokens",
+	"What this edge alone admits at once to one client without a key, by route: the bound of a local fallback, with its part of the refill.",
+	[]string{"route"}, nil)
+
+func (s shares) Describe(ch chan<- *prometheus.Desc) { ch <- shareDesc }
+
+func (s shares) Collect(ch chan<- prometheus.Metric) {
+	for route, tokens := range s.engine.Shares() {
+		ch <- prometheus.MustNewConstMetric(shareDesc, prometheus.GaugeValue, float64(tokens), route)
 	}
 }

@@ -18,7 +18,7 @@ const (
 	// firstWait is the pause after a try that failed. It doubles with each up to mostWait, until the breaker
 	// has been closed for steady.
 	firstWait = 250 * time.Millisecond
-	mostWait  = 8 * time.Second
+	mostWait  = 2 * time.Second
 	steady    = 10 * time.Second
 )
 

@@ -373,6 +373,26 @@ func (e *Engine) saw(c store.Check, d store.Decision) {
 	}
 }
 
+// Shares are the tokens that this edge alone would admit at once to a client without a key, by route: of the route's own
+// limit. The fleet admits no more than as much on each edge, and each edge's part of the refill.
+func (e *Engine) Shares() map[string]int64 {
+	shares := make(map[string]int64)
+	table := e.table.Load()
+	if table == nil {
+		return shares
+	}
+	edges := e.Fleet.Live()
+	for name := range table.Policy().Routes {
+		r := table.Route(name)
+		for _, l := range table.Limits(r, policy.UserRules{}, false) {
+			if l.Adaptive && r.Fallback == policy.FallbackLocal {
+				shares[name] = share(bucket.Effective(l.Limit, e.Multipliers.Get(r.Upstream)), edges, r.Cost).Capacity / bucket.One
+			}
+		}
+	}
+	return shares
+}
+
 // share is what one of the live edges may admit alone. It holds a token and a request of
 // this cost at the least: an expensive route goes on at the share's rate, and the fleet's
 // burst exceeds the limit by at most that on each edge.

@@ -29,7 +29,7 @@ func (r *rig) trip() {
 
 func (r *rig) mend() {
 	r.store.fail = nil
-	r.wait(8 * time.Second) // the longest of the breaker's pauses
+	r.wait(2 * time.Second) // the longest of the breaker's pauses
 	for range 3 {
 		r.Breaker.Ping(true)
 	}
@@ -166,5 +166,39 @@ func TestFallbackOfARoute(t *testing.T) {
 	r.store.fail = fmt.Errorf("test: %w", store.ErrFull)
 	if d := r.ask("/closed", "alice"); d.Action != admission.StoreAway {
 		t.Errorf("closed, a store without room: %v", d.Action)
+	}
+}
+
+// The store's clock jumps: back, and nobody gets a token for it; forward, and nobody gets more than is ever there at
+// once. The edge's own clock decides nothing while the store answers, and goes on from the store's when it does not.
+func TestClockJumps(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, doc("  r: {path: /r, upstream: up, degrade: off, capacity: 10, refill_rate: 1}"))
+	if n := r.until("/r", "bob"); n != 10 {
+		t.Fatalf("%d admitted", n)
+	}
+	r.wait(-time.Hour)
+	if n := r.until("/r", "bob"); n != 0 {
+		t.Errorf("%d admitted after the clock went back an hour", n)
+	}
+	r.wait(30 * time.Minute)
+	if n := r.until("/r", "bob"); n != 0 {
+		t.Errorf("%d admitted in the time that had been already", n)
+	}
+	r.wait(24 * time.Hour)
+	if n := r.until("/r", "bob"); n != 10 {
+		t.Errorf("%d admitted after the clock went a day ahead, want a full bucket", n)
+	}
+	r.trip()
+	if n := r.until("/r", "bob"); n != 0 {
+		t.Errorf("%d admitted by the edge alone", n)
+	}
+	r.wait(3 * time.Second)
+	if n := r.until("/r", "bob"); n != 3 {
+		t.Errorf("%d admitted by the edge alone in three seconds", n)
+	}
+	r.wait(-time.Hour)
+	if n := r.until("/r", "bob"); n != 0 {
+		t.Errorf("%d admitted by the edge alone after its clock went back", n)
 	}
 }
