@@ -23,7 +23,7 @@ func TestPromisesHaveTheirTests(t *testing.T) {
 	// Short names of the tables; others are folders themselves.
 	folders := map[string]string{
 		"store": "pkg/bucket/store/redisstore", "storetest": "pkg/bucket/store/redisstore", "bucket": "pkg/bucket", "bus": "pkg/bus",
-		"framing": "pkg/framing", "edge": "services/edge", "edge/admission": "services/edge/admission", "proxy": "services/edge/proxy",
+		"framing": "pkg/framing", "edge": "services/edge", "edge/admission": "services/edge/admission", "proxy": "services/edge/proxy", "edge/llm": "services/edge/llm", "ratelimiter": "pkg/ratelimiter",
 		"settler": "services/settler", "healthwatch": "services/healthwatch", "controlplane": "services/controlplane",
 		"stack": "cmd/aegis/stack",
 	}
