@@ -308,7 +308,7 @@ func (e *Engine) ask(ctx context.Context, c store.Check, fallback policy.Fallbac
 	}
 	if pass := e.Breaker.Pass(); pass != Refused {
 		decision, err := e.Store.Check(ctx, c)
-		e.Breaker.Debit(pass, !errors.Is(err, store.ErrUnknown) && !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrFull))
+		e.Breaker.Debit(pass, answers(err))
 		switch {
 		case err == nil:
 			e.Clock.Observe(decision.Now)
@@ -321,8 +321,6 @@ func (e *Engine) ask(ctx context.Context, c store.Check, fallback policy.Fallbac
 		case errors.Is(err, store.ErrUnknown):
 			e.counts.Unknown.Add(1)
 			how = events.HowUnknown
-		case errors.Is(err, store.ErrFull), errors.Is(err, store.ErrMoving):
-			e.counts.Unavailable.Add(1) // it decides other clients: no reason to stop asking
 		case errors.Is(err, store.ErrUnavailable):
 			e.counts.Unavailable.Add(1)
 		default:
@@ -348,6 +346,16 @@ func (e *Engine) ask(ctx context.Context, c store.Check, fallback policy.Fallbac
 		decision.Tier = bucket.Green
 	}
 	return answer{decision, limits, how}, err
+}
+
+// answers reports whether an error is that of a store which decides others: no reason to stop asking it.
+func answers(err error) bool {
+	switch {
+	case errors.Is(err, store.ErrFull), errors.Is(err, store.ErrMoving):
+		return true
+	default:
+		return !errors.Is(err, store.ErrUnknown) && !errors.Is(err, store.ErrUnavailable)
+	}
 }
 
 // Changed forgets what no longer holds of a bucket that others have changed.
