@@ -36,11 +36,15 @@ func bare(b *testing.B, backend string) string {
 	if err != nil {
 		b.Fatal(err)
 	}
-	s := &http.Server{Handler: &httputil.ReverseProxy{
+	p := &httputil.ReverseProxy{
 		Rewrite:       func(pr *httputil.ProxyRequest) { pr.SetURL(target); pr.SetXForwarded() },
 		Transport:     &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true},
 		FlushInterval: -1,
-	}}
+	}
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex() // else a stream may end with the request's body
+		p.ServeHTTP(w, r)
+	})}
 	go s.Serve(ln)
 	b.Cleanup(func() { s.Close() })
 	return "http://" + ln.Addr().String()
