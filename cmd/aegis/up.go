@@ -78,7 +78,7 @@ func describe(w io.Writer, cfg stack.Config, s *stack.Stack) {
   settler, healthwatch: health and metrics on http://%s, http://%s
   NATS           %s     (nats stream ls; nats micro ls)
   Redis          %s     %s
-  upstream       http://%s     the sample: /api/fast, /api/slow?ms=N, /api/fail?status=N, /api/cost?units=N
+  upstream       http://%s     the sample: /api/fast, /api/slow?ms=N, /api/fail?status=N, /api/cost?units=N, /v1 as an LLM
   data           %s
 
 `, edge.Addr(), edge.AdminAddr(), control.Addr(), gate(cfg), control.AdminAddr(),

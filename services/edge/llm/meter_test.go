@@ -36,6 +36,7 @@ func TestUsage(t *testing.T) {
 		"byte order mark":  {events, "\ufeff" + told, 150, true, false, 0},
 		"no space":         {events, "data:{\"usage\":{\"total_tokens\":3}}\n\n", 3, true, false, 0},
 		"lines of one":     {events, "event: x\ndata: {\"usage\":\ndata: {\"total_tokens\"\ndata: :7}}\nid: 1\n\n", 7, true, false, 0},
+		"lines in crlf":    {events, "data: {\"usage\":\r\ndata: {\"total_tokens\":7}}\r\n\r\n", 7, true, false, 0},
 		"comments":         {events, ": data: {\"usage\":{\"total_tokens\":3}}\n\nretry: 5\n\n", 0, false, false, 0},
 		"other fields":     {events, "dat: {\"usage\":{\"total_tokens\":3}}\n\ndatax: {\"usage\":{\"total_tokens\":3}}\n\n", 0, false, false, 0},
 		"last one holds":   {events, `data: {"usage":{"total_tokens":3}}` + "\n\n" + told, 150, true, false, 0},
