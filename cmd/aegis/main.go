@@ -24,8 +24,8 @@ type commands struct {
 	Up          upCommand                 `cmd:"" group:"run" help:"Run everything in one process: four services, NATS, Redis, a sample upstream."`
 	Upstream    upstreamCommand           `cmd:"" group:"run" help:"Run the sample upstream alone."`
 	Healthcheck healthcheckCommand        `cmd:"" group:"run" help:"Ask a service's /readyz or /healthz; exit 0 if it is well."`
-	Validate    policyValidateCommand     `cmd:"" group:"files" help:"Check a policy file; lists every problem with its path and line."`
-	Policy      policyCommands            `cmd:"" group:"files" help:"Work with policy files: validate, example, schema."`
+	Validate    validateCommand           `cmd:"" group:"files" help:"Check a policy file; lists every problem with its path and line."`
+	Policy      policyCommands            `cmd:"" group:"files" help:"The sample policy, its JSON Schema, and the public key of signed versions."`
 	Apply       applyCommand              `cmd:"" group:"config" help:"Put a policy file in force."`
 	Get         getCommand                `cmd:"" group:"config" help:"Print the policy in force, or an earlier version."`
 	Diff        diffCommand               `cmd:"" group:"config" help:"Show what differs between two versions, or what a file would change."`

@@ -11,17 +11,16 @@ import (
 )
 
 type policyCommands struct {
-	Validate  policyValidateCommand  `cmd:"" help:"Check a policy file; lists every problem with its path and line."`
 	Example   policyExampleCommand   `cmd:"" help:"Print the sample policy, with every key and its default."`
 	PublicKey policyPublicKeyCommand `cmd:"" name:"public-key" help:"Print what edges verify versions by (AEGIS_CONFIG_PUBLIC_KEY), of the secret in AEGIS_CONFIG_KEY."`
 	Schema    policySchemaCommand    `cmd:"" help:"Print the policy's JSON Schema, for editors."`
 }
 
-type policyValidateCommand struct {
+type validateCommand struct {
 	File string `arg:"" help:"Policy in YAML or JSON; - reads standard input."`
 }
 
-func (c policyValidateCommand) Run(r *remote) error {
+func (c validateCommand) Run(r *remote) error {
 	doc, err := readFile(c.File)
 	if err != nil {
 		return err

@@ -349,7 +349,7 @@ func showClient(ctx context.Context, r *remote, method, path string, body any) e
 		fmt.Fprintf(w, "client\t%s\nplan\t%s\nadmin\t%t\nblocked\t%t\n\n", c.Client, c.Plan, c.Admin, c.Blocked)
 		fmt.Fprintln(w, "LIMIT\tALGORITHM\tCAPACITY\tREMAINING\tGRACE\tWHOLE IN")
 		for _, b := range c.Balances {
-			fmt.Fprintf(w, "%s\t%s\t%g\t%.2f\t%.2f\t%.0fs\n", b.Scope, b.Algorithm, b.Capacity, b.Remaining, b.Grace, b.ResetSeconds)
+			fmt.Fprintf(w, "%s\t%s\t%.0f\t%.2f\t%.2f\t%.0fs\n", b.Scope, b.Algorithm, b.Capacity, b.Remaining, b.Grace, b.ResetSeconds)
 		}
 	})
 }
