@@ -64,7 +64,7 @@ const (
 // waits out. It needs no acknowledgement and leaves nothing on the server.
 //
 // It returns when ctx ends (ctx.Err()), when fn fails (that error), or with
-// ErrStreamReset when the stream is no longer the one it began with. Messages
+// ErrStreamReset when the stream is no longer the one it began with: made anew, or restored from a backup. Messages
 // that the stream's limits or a purge removed before they were read are missing
 // from Message.Seq; the caller sees the gap there.
 func (b *Bus) Follow(ctx context.Context, stream string, from Start, fn func(Message) error, opts ...FollowOption) error {
@@ -114,6 +114,12 @@ type follower struct {
 
 	id       string // of the stream; "" before the first session
 	progress bool   // a message came since the last pause
+	// last is the message before from, once there was one: each session begins with it, to see that the
+	// stream is still the one that was read.
+	last struct {
+		seq uint64
+		at  time.Time
+	}
 }
 
 // session reads the stream through one consumer, until that breaks.
@@ -156,6 +162,12 @@ func (f *follower) session(ctx context.Context) error {
 		if meta.Sequence.Consumer != delivered {
 			return fmt.Errorf("%w: stream %s: message %d of the consumer did not arrive", ErrUnavailable, f.stream, delivered)
 		}
+		if meta.Sequence.Stream == f.last.seq {
+			if !meta.Timestamp.Equal(f.last.at) {
+				return fmt.Errorf("%w: stream %s has another message %d than before", ErrStreamReset, f.stream, f.last.seq)
+			}
+			continue
+		}
 		err = f.fn(Message{
 			Subject: m.Subject(),
 			Data:    m.Data(),
@@ -168,6 +180,7 @@ func (f *follower) session(ctx context.Context) error {
 			return callbackError{err}
 		}
 		f.from = FromSeq(meta.Sequence.Stream + 1)
+		f.last.seq, f.last.at = meta.Sequence.Stream, meta.Timestamp
 		f.progress = true
 	}
 }
@@ -184,6 +197,9 @@ func (f *follower) consumer(ctx context.Context) (jetstream.Consumer, error) {
 		InactiveThreshold: idleConsumer,
 		MemoryStorage:     true,
 		Replicas:          1,
+	}
+	if f.last.seq > 0 {
+		cfg.OptStartSeq = f.last.seq
 	}
 	if !f.from.time.IsZero() {
 		cfg.OptStartTime = &f.from.time

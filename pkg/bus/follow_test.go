@@ -371,3 +371,58 @@ func TestPending(t *testing.T) {
 		}
 	}
 }
+
+// A stream that is restored from a backup is not the one that was read, also where it has grown since to beyond
+// what was read. One that was purged still is.
+func TestFollowNoticesARestore(t *testing.T) {
+	t.Parallel()
+	s := bustest.Start(t)
+	b := s.Bus(t)
+	provision(t, b, tiny("tiny"))
+	publish(t, b, "tiny", 1, 3)
+	s.Stop()
+	restore := s.Backup()
+	s.Restart()
+	bustest.Await(t, "connection", b.Connected)
+	publish(t, b, "tiny", 4, 6)
+
+	var got inbox
+	late := s.Bus(t) // its connection is cut while the stream grows
+	ended := make(chan error, 1)
+	hold := make(chan struct{})
+	go func() {
+		ended <- late.Follow(t.Context(), "TINY", bus.All(), func(m bus.Message) error {
+			err := got.add(m)
+			if m.Seq == 7 {
+				<-hold
+			}
+			return err
+		})
+	}()
+	bustest.Await(t, "the messages", func() bool { return got.len() == 6 })
+	s.Restart() // the same stream: it goes on
+	if err := b.Purge(t.Context(), "TINY", 7); err != nil {
+		bustest.Await(t, "connection", b.Connected)
+		if err := b.Purge(t.Context(), "TINY", 7); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(t, b, "tiny", 7, 7)
+	bustest.Await(t, "the next message", func() bool { return got.len() == 7 })
+
+	s.Stop()
+	restore()
+	s.Restart()
+	bustest.Await(t, "connection", b.Connected)
+	publish(t, b, "tiny", 104, 109) // to 9, beyond 7
+	close(hold)
+	select {
+	case err := <-ended:
+		if !errors.Is(err, bus.ErrStreamReset) {
+			t.Errorf("got %v, want ErrStreamReset", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("not noticed")
+	}
+	counted(t, got.texts(), 1, 7)
+}

@@ -132,8 +132,18 @@ func (s *Service) cursorOf(ctx context.Context, state bus.StreamState, i int, be
 			Msg("the store has gone back in time; settling again what it lost")
 	}
 	if meta.Cursor > state.Last {
-		s.log.Error().Int("shard", i).Uint64("cursor", meta.Cursor).Uint64("last", state.Last).
-			Msg("the stream ends before the shard's cursor: it lost messages, and the next ones up to the cursor will not be settled")
+		if state, err = s.bus.Stream(ctx, events.StreamResponses); err != nil { // it has perhaps grown since
+			return 0, err
+		}
+	}
+	if s.shards[i].restored.Load() || meta.Cursor > state.Last {
+		if meta, err = s.store.Rebase(ctx, i, state.ID, meta.Cursor, first-1); err != nil {
+			return 0, err
+		}
+		s.shards[i].restored.Store(false)
+		begun.add("the stream was restored from a backup, and ends before what was settled; all of it is read again, and what was settled is known by its batch",
+			beginning{shard: i, cursor: meta.Cursor, settledTo: before})
+		return meta.Cursor, nil
 	}
 	if first > meta.Cursor+1 {
 		s.metrics.expired.Add(float64(first - 1 - meta.Cursor))

@@ -75,6 +75,13 @@ func (m *mortal) Begin(ctx context.Context, shard int, stream string, cursor uin
 	return m.Store.Begin(ctx, shard, stream, cursor)
 }
 
+func (m *mortal) Rebase(ctx context.Context, shard int, stream string, from, cursor uint64) (store.Meta, error) {
+	if m.dead.Load() {
+		return store.Meta{}, errDead
+	}
+	return m.Store.Rebase(ctx, shard, stream, from, cursor)
+}
+
 // crew are settlers that die at random and are replaced at once, until calm.
 type crew struct {
 	calm                 atomic.Bool

@@ -24,12 +24,17 @@ func (s *Service) consume(ctx context.Context) {
 			continue
 		}
 		s.turn.Lock()
+		// The same one, and yet not what was read: it was restored from a backup.
+		restored := s.incarnation.Load() == state.ID
 		s.log.Info().Str("stream", state.ID).Uint64("first", state.First).Uint64("last", state.Last).Msg("reading responses")
 		s.incarnation.Store(state.ID)
 		s.position.Store(state.Last)
 		s.seen.Store(0)
 		s.history.reset()
 		for i := range s.shards {
+			if restored {
+				s.shards[i].restored.Store(true)
+			}
 			s.park(i, look)
 		}
 		s.turn.Unlock()

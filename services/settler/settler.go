@@ -72,6 +72,8 @@ type shard struct {
 	// the store last answered; only the shard's owner moves it.
 	known  atomic.Bool
 	cursor atomic.Uint64
+	// restored says that the stream was, from a backup, and the shard's cursor has to be placed in it anew.
+	restored atomic.Bool
 }
 
 // New checks the configuration and registers the metrics.

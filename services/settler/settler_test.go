@@ -587,6 +587,79 @@ func TestStreamMadeAnew(t *testing.T) {
 }
 
 // Cursors of shards that nothing happens to advance all the same, so that the stream can be purged.
+// An operator purges what a settler that is away has yet to settle: it is counted, and the rest goes on.
+func TestPurgeIsNoticed(t *testing.T) {
+	t.Parallel()
+	b := bustest.Start(t).Provisioned(t)
+	s := memstore.New(nil)
+	first := start(t, b, s, fast())
+	settled(t, first)
+	first.stop()
+	p := newPublisher(t, b, "boot", model{})
+	p.send(1, 2, 3) // gone
+	want := model{client(1): 0, client(2): 0, client(3): 0}
+	p.want = want
+	seq := p.publish(p.batch(1, 2), p.id())
+	if err := b.Purge(t.Context(), events.StreamResponses, seq); err != nil {
+		t.Fatal(err)
+	}
+	i := start(t, b, s, fast())
+	i.flush(t)
+	want.check(t, s)
+	if got := i.metric(t, "expired_messages_total"); got != store.Shards {
+		t.Errorf("%v messages are said to have gone unsettled, want one in each of %d shards", got, store.Shards)
+	}
+	if i.log.count("left the stream before they were settled") == 0 {
+		t.Error("nothing was logged")
+	}
+}
+
+// The response stream is restored from a backup that ends before what was settled. The settler notices, whether
+// it runs or starts later: what comes next is settled under sequences that it has seen before, and nothing twice.
+func TestStreamRestoredFromABackup(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{true, false} {
+		t.Run(fmt.Sprintf("running=%v", running), func(t *testing.T) {
+			t.Parallel()
+			n := bustest.Start(t)
+			b := n.Provisioned(t)
+			s := memstore.New(nil)
+			i := start(t, b, s, fast())
+			settled(t, i)
+			want := model{}
+			p := newPublisher(t, b, "boot", want)
+			send := func(count int) {
+				for range count {
+					p.send(1, 2, 3)
+				}
+			}
+			send(20)
+			i.flush(t)
+			n.Stop()
+			restore := n.Backup()
+			n.Restart()
+			send(30)
+			i.flush(t)
+			if !running {
+				i.stop()
+			}
+			n.Stop()
+			restore()
+			n.Restart()
+			if !running {
+				i = start(t, b, s, fast())
+			}
+			bustest.Await(t, "the settler to notice", func() bool { return i.log.count("restored from a backup") > 0 })
+			send(40)
+			i.flush(t)
+			want.check(t, s)
+			if got := i.metric(t, "settlements_total", "duplicate"); got == 0 {
+				t.Error("what the backup holds was not read again")
+			}
+		})
+	}
+}
+
 func TestIdleCursorsAndPurge(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Provisioned(t)

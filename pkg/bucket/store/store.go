@@ -63,6 +63,11 @@ type Store interface {
 	// rest: buckets, epoch and the counters of boots. It changes nothing in a shard of this stream,
 	// and returns what is in force.
 	Begin(ctx context.Context, shard int, stream string, cursor uint64) (Meta, error)
+
+	// Rebase places the cursor of a shard of this stream anew, if it is at from: the stream was restored from a
+	// backup, and counts on from less than was settled. All that it holds then counts as later than what was
+	// settled; batches that were are known by their boot's counter. It returns what is in force.
+	Rebase(ctx context.Context, shard int, stream string, from, cursor uint64) (Meta, error)
 }
 
 // Check is one request to decide.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -92,6 +93,26 @@ func (s *Server) Restart() {
 		_, port, err := net.SplitHostPort(now.URL()[len("nats://"):])
 		if err == nil {
 			s.cfg.Port, err = net.LookupPort("tcp", port)
+		}
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// Backup keeps what a stopped server has stored; restore puts it back, as of then, into a server that is
+// stopped again.
+func (s *Server) Backup() (restore func()) {
+	s.t.Helper()
+	copied := s.t.TempDir()
+	if err := os.CopyFS(copied, os.DirFS(s.cfg.StoreDir)); err != nil {
+		s.t.Fatal(err)
+	}
+	return func() {
+		s.t.Helper()
+		err := os.RemoveAll(s.cfg.StoreDir)
+		if err == nil {
+			err = os.CopyFS(s.cfg.StoreDir, os.DirFS(copied))
 		}
 		if err != nil {
 			s.t.Fatal(err)

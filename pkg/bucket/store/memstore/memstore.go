@@ -347,14 +347,30 @@ func (s *Store) Begin(ctx context.Context, i int, stream string, cursor uint64) 
 		return store.Meta{}, err
 	}
 	return s.onMeta(ctx, i, func(sh *shard) {
-		if sh.meta.Epoch == "" {
-			sh.meta.Epoch = strconv.FormatInt(s.clock(), 10)
-		} else if sh.meta.Stream == stream {
-			return
+		if sh.meta.Epoch == "" || sh.meta.Stream != stream {
+			sh.begin(stream, cursor, s.clock())
 		}
-		sh.base += sh.meta.Cursor
-		sh.meta.Stream, sh.meta.Cursor = stream, cursor
 	})
+}
+
+// Rebase implements store.Store.
+func (s *Store) Rebase(ctx context.Context, i int, stream string, from, cursor uint64) (store.Meta, error) {
+	if err := store.ValidateBegin(i, stream, max(from, cursor)); err != nil {
+		return store.Meta{}, err
+	}
+	return s.onMeta(ctx, i, func(sh *shard) {
+		if sh.meta.Epoch == "" || sh.meta.Stream != stream || sh.meta.Cursor == from {
+			sh.begin(stream, cursor, s.clock())
+		}
+	})
+}
+
+func (sh *shard) begin(stream string, cursor uint64, now int64) {
+	if sh.meta.Epoch == "" {
+		sh.meta.Epoch = strconv.FormatInt(now, 10)
+	}
+	sh.base += sh.meta.Cursor
+	sh.meta.Stream, sh.meta.Cursor = stream, cursor
 }
 
 func (s *Store) onMeta(ctx context.Context, i int, change func(*shard)) (store.Meta, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -242,7 +243,19 @@ func (s *Store) Begin(ctx context.Context, shard int, stream string, cursor uint
 	if err := store.ValidateBegin(shard, stream, cursor); err != nil {
 		return store.Meta{}, err
 	}
-	reply, err := s.run(ctx, s.begin, []string{metaKey(shard)}, []any{stream, cursor, formatVersion})
+	return s.place(ctx, shard, stream, cursor, "")
+}
+
+// Rebase implements store.Store.
+func (s *Store) Rebase(ctx context.Context, shard int, stream string, from, cursor uint64) (store.Meta, error) {
+	if err := store.ValidateBegin(shard, stream, max(from, cursor)); err != nil {
+		return store.Meta{}, err
+	}
+	return s.place(ctx, shard, stream, cursor, strconv.FormatUint(from, 10))
+}
+
+func (s *Store) place(ctx context.Context, shard int, stream string, cursor uint64, from string) (store.Meta, error) {
+	reply, err := s.run(ctx, s.begin, []string{metaKey(shard)}, []any{stream, cursor, formatVersion, from})
 	if err != nil {
 		return store.Meta{}, fmt.Errorf("begin shard %d: %w", shard, err)
 	}

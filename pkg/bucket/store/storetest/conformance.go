@@ -42,6 +42,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		"SettleOncePerBucket":         testSettleOncePerBucket,
 		"SettleAnotherStream":         testSettleAnotherStream,
 		"SettlePrunesBoots":           testSettlePrunesBoots,
+		"SettleRestoredStream":        testSettleRestoredStream,
 		"AdjustResets":                testReset,
 		"AdjustGrants":                testGrant,
 		"HealsWhatWasLost":            testHeal,
@@ -498,6 +499,36 @@ func testSettleAnotherStream(t *testing.T, s store.Store) {
 }
 
 // A bucket that a later sequence has been settled into takes no earlier one, whatever the cursor.
+// A stream that was restored from a backup counts on from less. What it still has of what was settled is known by
+// its batch; what is new under an old sequence is settled.
+func testSettleRestoredStream(t *testing.T, s store.Store) {
+	l := limit("r", still(100))
+	shard := begin(t, s, "c")
+	item := store.Item{Client: "c", Scope: "r", Spec: l.Spec, Delta: 10 * one, Time: check(t, s, "c", 0, l).Now}
+	deliver := func(prev, seq, n uint64, want store.SettleStatus) {
+		t.Helper()
+		settle(t, s, store.Settlement{Shard: shard, Stream: "s", Prev: prev, Seq: seq, Boot: "b", N: n, Items: []store.Item{item}}, want)
+	}
+	for seq := uint64(1); seq <= 3; seq++ {
+		deliver(seq-1, seq, seq, store.Applied)
+	}
+	rebase := func(from, want uint64) {
+		t.Helper()
+		m, err := s.Rebase(t.Context(), shard, "s", from, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "cursor", m.Cursor, want)
+		equal(t, "stream", m.Stream, "s")
+	}
+	rebase(2, 3) // another settler has gone on
+	rebase(3, 0)
+	deliver(0, 1, 1, store.Duplicate)
+	deliver(1, 2, 4, store.Applied) // published since: 2 and 3 are not in the backup
+	deliver(2, 3, 5, store.Applied)
+	near(t, "remaining", check(t, s, "c", 0, l).Limits[0].Remaining, 50*one)
+}
+
 func testSettleOncePerBucket(t *testing.T, s store.Store) {
 	shard := begin(t, s, "c")
 	index := check(t, s, "c", one, limit("w", sliding(100, 7*24*3600))).Limits[0].Window
