@@ -230,14 +230,14 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"version"}, 0, "aegis dev"},
 		{[]string{"--help"}, 0, "up "},
 		{[]string{"up", "--help"}, 0, "--edge-addr"},
-		{[]string{"validate", "../../deploy/policy.example.yaml"}, 0, "valid (4 routes"},
+		{[]string{"validate", "../../deploy/policy.example.yaml"}, 0, "valid (5 routes"},
 		{[]string{"validate", invalid}, 3, "routes.fast.capacity (line 4)"},
 		{[]string{"validate", invalid}, 3, "surprise (line 5)"},
 		{[]string{"validate", "absent.yaml"}, 1, "absent.yaml"},
 		{[]string{"policy", "example"}, 0, "algorithm: token_bucket"},
 		{[]string{"healthcheck", "http://127.0.0.1:1/healthz"}, 1, "healthcheck"},
-		{[]string{"up", "--edge-addr", "nonsense"}, 80, "--edge-addr"},
-		{[]string{"up", "--surprise"}, 80, "unknown flag --surprise"},
+		{[]string{"up", "--edge-addr", "nonsense"}, 2, "--edge-addr"},
+		{[]string{"up", "--surprise"}, 2, "unknown flag --surprise"},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			t.Parallel()
