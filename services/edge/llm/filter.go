@@ -16,6 +16,7 @@ type filter struct {
 	looked  int    // how much of it has been looked at for an end
 	ready   []byte // what can be read
 	passing bool   // the rest of an event that was too long to be held
+	cr      bool   // an event that was left out ended in CR, whose LF may come
 	err     error  // of the stream, once ready is empty
 
 	scan  *scanner
@@ -67,6 +68,10 @@ func (f *filter) Read(p []byte) (int, error) {
 
 // take cuts what has come into events.
 func (f *filter) take(p []byte) {
+	if f.cr && len(p) > 0 {
+		f.cr = false
+		p = bytes.TrimPrefix(p, []byte("\n"))
+	}
 	f.held = append(f.held, p...)
 	cut := false
 	for {
@@ -145,6 +150,10 @@ func (f *filter) strip(out, event []byte) []byte {
 	case f.scan.bad || !f.scan.over || found.to == 0:
 		return append(out, event...)
 	case found.usage && !found.choices:
+		f.cr = event[len(event)-1] == '\r'
+		if event[0] == '\n' {
+			out = append(out, '\n') // of the event before
+		}
 		return out
 	default:
 		start, end := member(event, from+found.from, from+found.to)
