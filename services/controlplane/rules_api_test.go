@@ -179,7 +179,7 @@ func TestClientOperations(t *testing.T) {
 		return c.Balances[max(0, i)].Capacity
 	}
 	c := ok[clientReply](t, p, "GET", "/api/clients/user:ann", "")
-	if c.Client != "user:ann" || c.Plan != "free" || len(c.Balances) != 6 || remaining(c, "fast") != 20 || remaining(c, bucket.ScopeDay) != 10_000 {
+	if c.Client != "user:ann" || c.Plan != "free" || len(c.Balances) != 7 || remaining(c, "fast") != 20 || remaining(c, bucket.ScopeDay) != 10_000 {
 		t.Errorf("%+v", c)
 	}
 	spend("user:ann", bucket.ScopeDay, 100)
