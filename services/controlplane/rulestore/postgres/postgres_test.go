@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -77,6 +78,26 @@ func TestPublishesWhatIsMissing(t *testing.T) {
 	}
 	server.Restart()
 	bustest.Await(t, "bea in the bucket", func() bool { return inBucket(t, b, "bea") != nil })
+
+	// A bucket that takes nothing: what it refused is published when it takes it.
+	resize := func(bytes int64) {
+		t.Helper()
+		for _, st := range events.Streams() {
+			if st.Name == events.StreamRules {
+				st.MaxBytes = bytes
+				if err := b.Provision(t.Context(), []events.Stream{st}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	resize(1)
+	if _, err := s.Create(t.Context(), rules.User{Name: "full", Plan: "free"}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Second) // it is tried, and refused
+	resize(1 << 30)
+	bustest.Await(t, "what a full bucket refused", func() bool { return inBucket(t, b, "full") != nil })
 
 	// By hand, several at once, one of them no valid user.
 	db.Exec(t, "INSERT INTO users (name, plan) VALUES ('cid', 'free'), ('dee', 'free'), ('Not Valid', '')")
