@@ -96,12 +96,12 @@ local function token_bucket()
     return min(max(0, s.last - now + time_for(missing, spec.rate)), MAX_WAIT)
   end
 
-  -- pass(s, spec, cost, now): how long after now balance and grace cover cost together at the earliest.
+  -- pass(s, spec, cost, now): how long after now balance and grace cover cost together at the earliest, where they don't now.
   function token.pass(s, spec, cost, now)
     s = token.at(s, spec, now)
-    local after = max(time_for(-s.tokens, spec.rate), time_for(cost - s.tokens - spec.grace, spec.rate),
-      time_for(5 * (cost - s.tokens - s.grace), 6 * spec.rate))
-    return min(max(0, s.last - now + after), MAX_WAIT)
+    local after = max(time_for(-s.tokens - 1, spec.rate), time_for(cost - s.tokens - spec.grace - 1, spec.rate),
+      time_for(5 * (cost - s.tokens - s.grace - 2), 6 * spec.rate))
+    return min(max(1, s.last - now + after), MAX_WAIT)
   end
 
   function token.charge(s, amount, grace)

@@ -53,13 +53,14 @@ func (t Token) until(s Spec, target, now int64) int64 {
 }
 
 // pass is how long after now balance and grace cover cost together at the earliest, the balance
-// being out of debt; t must be at now. Grace refills at a fifth of the rate.
+// being out of debt; t must be at now, and refuse cost. Grace refills at a fifth of the rate. What was rounded
+// down by now, less than a micro-token of each, may be there by then.
 func (t Token) pass(s Spec, cost, now int64) int64 {
 	after := max(
-		timeFor(-t.Tokens, s.Rate),
-		timeFor(cost-t.Tokens-s.Grace, s.Rate),
-		timeFor(5*(cost-t.Tokens-t.Grace), 6*s.Rate))
-	return min(max(0, t.Last-now+after), MaxWait)
+		timeFor(-t.Tokens-1, s.Rate),
+		timeFor(cost-t.Tokens-s.Grace-1, s.Rate),
+		timeFor(5*(cost-t.Tokens-t.Grace-2), 6*s.Rate))
+	return min(max(1, t.Last-now+after), MaxWait)
 }
 
 // settle takes delta, into debt down to -MaxDebt, or gives it back, up to the capacity.
