@@ -14,7 +14,8 @@ local function token_bucket()
     if f.err then
       return f
     elseif f[1] or f[2] or f[6] then
-      return {tokens = f[1], last_updated = f[2], grace = f[3], rate = f[4], cap = f[5], gen = f[6], seq = f[7], settled = f[8], reset = f[9]}
+      return {tokens = f[1], last_updated = f[2], grace = f[3], rate = f[4], cap = f[5], gen = f[6],
+        seq = f[7], settled = f[8], reset = f[9]}
     end
   end
 
