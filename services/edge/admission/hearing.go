@@ -21,8 +21,8 @@ func (h *hearing) holds(state uint64, made, now int64) bool {
 	return now-made <= deaf || state == h.gaps.Load() && now-h.last.Load() <= deaf && h.last.Load() > 0
 }
 
-// Echo takes the n-th echo that came back and when it was sent, by the edge's monotonic clock in
-// microseconds; missed says that one before it did not, or that this one came late.
+// Echo takes an echo that came back: when it was sent, by the edge's monotonic clock in microseconds
+// (StoreClock.Elapsed); missed says that one before it was not, or that the connection was lost since.
 func (m *Memory) Echo(sent int64, missed bool) {
 	if missed {
 		m.hearing.gaps.Add(1)
