@@ -296,3 +296,42 @@ func TestFlushAllUnderLoad(t *testing.T) {
 		t.Errorf("healed %v times, want once a loss at the least", healed)
 	}
 }
+
+// A failover to a stale replica: Redis holds what the bucket was 100 requests ago, of the same generation. It goes
+// on from what the edge has seen since.
+func TestStaleFailoverUnderLoad(t *testing.T) {
+	t.Parallel()
+	const capacity = 300
+	s := bustest.Start(t)
+	b := s.Provisioned(t)
+	server := redistest.Start(t)
+	p := policyFor(t, backend(t), capacity)
+	p.LeaseSize = new(int64(0))
+	api := p.Routes["api"]
+	api.Degrade = policy.DegradeOff
+	p.Routes["api"] = api
+	publish(t, b, p)
+	r := start(t, edge.Deps{Bus: b, Store: onRedis(t, server, 10*time.Second)})
+	r.awaitVersion(1)
+
+	admitted := load([]*rig{r, r}, asked(100)).total(200)
+	keys, err := server.Client.Keys(t.Context(), "ratelimit:tb:*").Result()
+	if err != nil || len(keys) != 1 {
+		t.Fatalf("keys %q, %v", keys, err)
+	}
+	replica, err := server.Client.Dump(t.Context(), keys[0]).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	admitted += load([]*rig{r, r}, asked(100)).total(200)
+	if err := server.Client.RestoreReplace(t.Context(), keys[0], time.Hour, replica).Err(); err != nil {
+		t.Fatal(err)
+	}
+	admitted += load([]*rig{r, r}, asked(capacity)).total(200)
+	if over := admitted - capacity; over < 0 || over > 5 {
+		t.Errorf("admitted %d of %d", admitted, capacity)
+	}
+	if healed := r.metric("aegis_edge_healed_total"); healed == 0 {
+		t.Error("nothing was healed")
+	}
+}
