@@ -131,13 +131,6 @@ func (s *scanner) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end says that no more comes: a number at the top ends here.
-func (s *scanner) end() {
-	if s.in == 'l' && !s.bad {
-		s.inLiteral([]byte{' '})
-	}
-}
-
 func (s *scanner) inText(p []byte) (n int) {
 	for n < len(p) {
 		if s.escaped {
