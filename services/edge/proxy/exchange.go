@@ -24,6 +24,7 @@ import (
 )
 
 var (
+	errNoStatus        = errors.New("the upstream answers with a status that is none")
 	errUpstreamTimeout = errors.New("no response head within the upstream's timeout")
 	errBodyStalled     = errors.New("the client does not send its body")
 	errDrained         = errors.New("the edge is shutting down")
@@ -93,6 +94,9 @@ func (h *Handler) forward(w *recorder, r *http.Request, d *admission.Decision, c
 
 	r = r.WithContext(x.ctx)
 	x.in = r
+	if protocol := r.Header.Get("Upgrade"); protocol != "" && !mayUpgrade(protocol, d) {
+		r.Header.Del("Upgrade")
+	}
 	if r.ContentLength != 0 {
 		conn := http.NewResponseController(w)
 		x.body = &requestBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, d.Route.MaxBodyBytes+call.longer()), wait: x.wait, lastly: r.ProtoMajor == 1}
@@ -140,8 +144,11 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	trusted := x.h.trusts(pr.In)
 	if trusted {
 		out["X-Forwarded-For"] = slices.Clone(in["X-Forwarded-For"])
-	} else {
-		out.Del("X-Real-Ip")
+	}
+	for name := range out {
+		if forwarding(name) && (!trusted || strings.Contains(name, "_")) {
+			delete(out, name)
+		}
 	}
 	pr.SetXForwarded()
 	if trusted {
@@ -162,6 +169,9 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 // take looks at the upstream's head and makes it ours.
 func (x *exchange) take(res *http.Response) error {
 	x.wait.end()
+	if res.StatusCode < 100 {
+		return errNoStatus
+	}
 	x.latency = time.Since(x.start)
 	x.status = res.StatusCode
 	x.h.metrics.upstream.WithLabelValues(x.d.Route.Upstream).Observe(x.latency.Seconds())
@@ -207,6 +217,7 @@ func (x *exchange) take(res *http.Response) error {
 		// It most likely comes at once: head and body then leave in one write.
 		x.proxy.FlushInterval = smallFlush
 	}
+	asTyped(told, res.Header)
 	x.answer = &responseBody{ReadCloser: res.Body, res: res, record: x.record}
 	res.Body = x.answer
 	x.llm.watch(res, x.answer)
@@ -314,7 +325,7 @@ type requestBody struct {
 // not announced is not sent on: it can't be told beforehand, nor what it may replace.
 func (b *requestBody) announce(theirs http.Header) (sent http.Header) {
 	for name := range theirs {
-		if isOurs(name) || name == admission.KeyHeader || strings.HasPrefix(name, "X-Forwarded-") || name == headerRequestID {
+		if !isToken(name) || isOurs(name) || forwarding(name) || name == admission.KeyHeader || name == headerRequestID {
 			continue
 		}
 		if b.sent == nil {

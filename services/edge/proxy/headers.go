@@ -41,6 +41,13 @@ const (
 // ours are the prefixes of header names that only the edge may set.
 var ours = []string{"Ratelimit", "X-Ratelimit-", "X-Edge-", headerComputeCost, headerDegradation}
 
+// asTyped keeps net/http from guessing a Content-Type for an answer, of header from, that has none.
+func asTyped(h, from http.Header) {
+	if len(from["Content-Type"]) == 0 {
+		h["Content-Type"] = nil
+	}
+}
+
 // stripOurs removes what only the edge may say.
 func stripOurs(h http.Header) {
 	for name := range h {

@@ -314,13 +314,15 @@ func TestUpstreamSees(t *testing.T) {
 	}{
 		{
 			name: "untrusted peer", client: "ip:127.0.0.1",
-			send: []string{"X-Forwarded-For", "1.1.1.1", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "evil", "Forwarded", "for=1.1.1.1", "X-Real-Ip", "1.1.1.1", "X-Request-Id", "mine"},
-			want: map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "http", "X-Forwarded-Host": "edge.test", "Forwarded": "", "X-Real-Ip": ""},
+			send: []string{"X-Forwarded-For", "1.1.1.1", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "evil", "Forwarded", "for=1.1.1.1", "X-Real-Ip", "1.1.1.1", "X-Request-Id", "mine",
+				"X-Forwarded-Prefix", "/evil", "X-Forwarded-Port", "1", "X-Forwarded-Tls-Client-Cert", "forged", "X_Forwarded_For", "1.1.1.1", "X-Real_IP", "1.1.1.1"},
+			want: map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "http", "X-Forwarded-Host": "edge.test", "Forwarded": "", "X-Real-Ip": "",
+				"X-Forwarded-Prefix": "", "X-Forwarded-Port": "", "X-Forwarded-Tls-Client-Cert": "", "X_forwarded_for": "", "X-Real_ip": ""},
 		},
 		{
 			name: "trusted peer", trusted: loopback, client: "ip:203.0.113.7",
-			send: []string{"X-Forwarded-For", "1.1.1.1, 203.0.113.7", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "www.test", "Forwarded", "for=203.0.113.7", "X-Real-Ip", "203.0.113.7", "X-Request-Id", "mine"},
-			want: map[string]string{"X-Forwarded-For": "1.1.1.1, 203.0.113.7, 127.0.0.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "www.test", "Forwarded": "for=203.0.113.7", "X-Real-Ip": "203.0.113.7", "X-Request-Id": "mine"},
+			send: []string{"X-Forwarded-For", "1.1.1.1, 203.0.113.7", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "www.test", "Forwarded", "for=203.0.113.7", "X-Real-Ip", "203.0.113.7", "X-Request-Id", "mine", "X-Forwarded-Prefix", "/app", "X_Forwarded_For", "6.6.6.6"},
+			want: map[string]string{"X-Forwarded-Prefix": "/app", "X_forwarded_for": "", "X-Forwarded-For": "1.1.1.1, 203.0.113.7, 127.0.0.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "www.test", "Forwarded": "for=203.0.113.7", "X-Real-Ip": "203.0.113.7", "X-Request-Id": "mine"},
 		},
 		{
 			name: "trusted peer with a hostile request id", trusted: loopback, client: "ip:127.0.0.1",

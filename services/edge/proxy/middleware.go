@@ -16,6 +16,7 @@ type recorder struct {
 	id       string
 	status   int
 	decision *admission.Decision
+	old      bool   // HTTP/1.0, which has no informational answers
 	finalize func() // has the last word on the header of the answer; may be nil
 }
 
@@ -27,6 +28,9 @@ func (w *recorder) WriteHeader(status int) {
 		return // the server says so, once, when the body is read; the upstream's is the transport's
 	}
 	if status >= 100 && status < 200 && status != http.StatusSwitchingProtocols {
+		if w.old {
+			return
+		}
 		stripOurs(w.Header())
 	} else if w.status == 0 {
 		w.status = status
@@ -48,7 +52,7 @@ func (w *recorder) Write(p []byte) (int, error) {
 // begin gives a request its id and its recorder, and logs its end.
 func (h *Handler) begin(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		w := &recorder{ResponseWriter: rw, id: h.requestID(r), decision: &admission.Decision{}}
+		w := &recorder{ResponseWriter: rw, id: h.requestID(r), old: !r.ProtoAtLeast(1, 1), decision: &admission.Decision{}}
 		start := time.Now()
 		defer func() { // the reverse proxy ends broken streams by a panic
 			h.metrics.answered(w.decision, w.status)
@@ -81,6 +85,7 @@ func (h *Handler) recover(next http.Handler) http.Handler {
 				h.metrics.panics.Inc()
 				h.log.Error().Str("request", rec.id).Str("panic", fmt.Sprint(cause)).Bytes("stack", debug.Stack()).Msg("request panicked")
 				if rec.status == 0 {
+					clear(w.Header()) // of an answer that is not to be
 					writeProblem(w, rec.id, plainProblem(http.StatusInternalServerError, ""))
 					return
 				}

@@ -250,6 +250,11 @@ func TestAnswersAreUntouched(t *testing.T) {
 	url := upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		accepted.Store(strings.Join(r.Header.Values("Accept-Encoding"), "|"))
 		w.Header().Set("ETag", `"one"`)
+		if r.URL.Path == "/api/untyped" {
+			w.Header()["Content-Type"] = nil
+			io.WriteString(w, "<html>")
+			return
+		}
 		if r.URL.Path == "/api/zip" {
 			w.Header().Set("Content-Encoding", "gzip")
 			w.Write(zipped.Bytes())
@@ -258,6 +263,10 @@ func TestAnswersAreUntouched(t *testing.T) {
 		http.ServeContent(w, r, "x.bin", time.Time{}, strings.NewReader("0123456789"))
 	})
 	r := newRig(t, rigConfig{policy: policyFor(url)})
+	if res, body := r.get("/api/untyped"); len(res.Header.Values("Content-Type")) > 0 || body != "<html>" {
+		t.Errorf("%q was given the type %q", body, res.Header.Values("Content-Type"))
+	}
+	r.event()
 	bare := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
 	for _, test := range []struct {
 		name, method, path, header, value string

@@ -114,6 +114,10 @@ func (h *Handler) serve(rw http.ResponseWriter, r *http.Request) {
 		writeProblem(w, w.id, plainProblem(http.StatusMethodNotAllowed, "the method is reserved"))
 		return
 	}
+	if !passable(r) {
+		writeProblem(w, w.id, plainProblem(http.StatusBadRequest, "the target is no path on a host"))
+		return
+	}
 	if h.preflight(w, r) {
 		return
 	}

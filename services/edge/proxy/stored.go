@@ -41,6 +41,7 @@ func (h *Handler) answerStored(w *recorder, r *http.Request, d *admission.Decisi
 	}
 	header := w.Header()
 	maps.Copy(header, a.Header.Clone())
+	asTyped(header, a.Header)
 	setDecision(header, d)
 	header.Del(headerRetryAfter) // it has its answer
 	header.Set(headerDegradation, "Served-From-Stale-Cache")
