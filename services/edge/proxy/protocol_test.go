@@ -181,6 +181,14 @@ func TestHTTPSUpstream(t *testing.T) {
 			t.Errorf("%s: %d %q, want %q", settings, res.StatusCode, body, want)
 		}
 	}
+	// HTTP/2 has no upgrades, so only those to WebSockets, which net/http asks for by HTTP/1.1, are asked for by TLS.
+	for protocol, want := range map[string]string{"websocket": "HTTP/1.1", "other": "HTTP/2.0"} {
+		r := newRig(t, rigConfig{policy: policyFor(s.URL)})
+		res, body := r.do(r.request(http.MethodGet, "/api", nil, "Connection", "Upgrade", "Upgrade", protocol))
+		if res.StatusCode != 200 || !strings.HasPrefix(body, want) {
+			t.Errorf("upgrade to %s: %d %q, want %s", protocol, res.StatusCode, body, want)
+		}
+	}
 	plain := upstream(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Host) })
 	r := newRig(t, rigConfig{policy: withUpstream(policyFor(plain), "pass_host: false")})
 	req := r.request(http.MethodGet, "/api", nil)
