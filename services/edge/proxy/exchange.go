@@ -159,6 +159,7 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 		}
 	}
 	out.Set(headerRequestID, x.id)
+	pr.Out.Trailer = nil
 	if x.body != nil {
 		pr.Out.Trailer = x.body.announce(pr.In.Trailer)
 		// A body that the upstream has refused would be asked for nevertheless, for the sake of its connection.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/aegisrate/aegisrate/pkg/events"
+	"github.com/aegisrate/aegisrate/pkg/telemetry"
 )
 
 // A request whose route can't be told from its target reaches no upstream by any.
@@ -71,6 +72,21 @@ func TestWhatClientsCantMakeTheUpstreamFail(t *testing.T) {
 			t.Errorf("%q: the upstream saw the upgrade %q and the trailers %q, want %q and %q", c.head, upgrade, got, c.upgrade, c.trailers)
 		}
 		mu.Unlock()
+	}
+}
+
+// In HTTP/2 a request may announce a trailer and then have no body, nor that trailer.
+func TestTrailerWithoutABody(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{policy: policyFor(upstream(t, func(http.ResponseWriter, *http.Request) {})), server: []telemetry.ServerOption{telemetry.H2C()}})
+	req := r.request(http.MethodGet, "/api", nil, "Trailer", "a b")
+	res, err := h2cClient(t).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if e := r.event(); res.StatusCode != http.StatusOK || e.Outcome != events.OutcomeOK {
+		t.Errorf("%d, outcome %s", res.StatusCode, e.Outcome)
 	}
 }
 
