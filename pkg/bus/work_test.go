@@ -181,5 +181,6 @@ func TestWorkOutlivesARestart(t *testing.T) {
 	s.Restart()
 	bustest.Await(t, "connection", b.Connected)
 	work(t, b, time.Minute, func(j bus.Job) { got.add(j); j.Done() })
-	bustest.Await(t, "the other job", func() bool { return got.count("b") == 1 && queued(t, b) == 1 })
+	// The first waits for its hour, unless the restart came before the server had heard of that: then it has run again.
+	bustest.Await(t, "the other job", func() bool { return got.count("b") == 1 && int(queued(t, b)) == 2-got.count("a") })
 }

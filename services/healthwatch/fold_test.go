@@ -169,7 +169,7 @@ func TestTwoHealthwatchersOnFakeClocks(t *testing.T) {
 				}
 			}
 		}
-		if len(stream) < 50 || stops < 3 {
+		if len(stream) < 30 || stops < 3 {
 			t.Fatalf("seed %d: %d ticks and %d stops in 100 s", seed, len(stream), stops)
 		}
 	}
