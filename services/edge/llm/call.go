@@ -97,7 +97,7 @@ func inspect(body []byte, whole bool) Call {
 					options = splice{s.start, s.at, `{"include_usage":true}`}
 				case e == opened && body[s.start] == '{':
 					options = splice{s.at + 1, s.at + 1, `"include_usage":true,`}
-				case e == closed && options.from == s.at-1: // nothing stands in it
+				case e == closed && len(bytes.TrimSpace(body[options.from:s.at-1])) == 0: // nothing stands in it
 					options.text = `"include_usage":true`
 				}
 			}

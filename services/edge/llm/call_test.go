@@ -103,6 +103,7 @@ func TestAddUsage(t *testing.T) {
 		`{"stream":true,"messages":[]}`:                                                   `{` + add + `,"stream":true,"messages":[]}`,
 		` { "prompt":"x","stream":true}`:                                                  ` {` + add + `, "prompt":"x","stream":true}`,
 		`{"messages":[],"stream_options":{},"stream":true}`:                               `{"messages":[],"stream_options":{"include_usage":true},"stream":true}`,
+		`{"messages":[],"stream_options":{ ` + "\n" + `},"stream":true}`:                  `{"messages":[],"stream_options":{"include_usage":true ` + "\n" + `},"stream":true}`,
 		`{"messages":[],"stream_options":{"a":1},"stream":true}`:                          `{"messages":[],"stream_options":{"include_usage":true,"a":1},"stream":true}`,
 		`{"messages":[],"stream_options":{"include_usage":false,"b":{}},"stream":true}`:   `{"messages":[],"stream_options":{"include_usage":true,"b":{}},"stream":true}`,
 		`{"messages":[],"stream_options":null,"stream":true}`:                             `{"messages":[],"stream_options":{"include_usage":true},"stream":true}`,

@@ -45,7 +45,7 @@ func (f *filter) Read(p []byte) (int, error) {
 			return 0, f.err
 		}
 		n, err := f.ReadCloser.Read(p)
-		if n > 0 && len(f.held) == 0 && !f.passing && err == nil && eventEnd(p[:n]) > 0 && whole(p[:n]) && !bytes.Contains(p[:n], []byte(`"usage"`)) {
+		if n > 0 && len(f.held) == 0 && !f.passing && !f.cr && err == nil && eventEnd(p[:n]) > 0 && whole(p[:n]) && !bytes.Contains(p[:n], []byte(`"usage"`)) {
 			return n, nil // nearly always
 		}
 		f.take(p[:n])

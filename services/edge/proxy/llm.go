@@ -258,7 +258,7 @@ func (c *llmCall) watch(res *http.Response, answer *responseBody) {
 const (
 	byUsage    = "usage"    // what the upstream told
 	bySent     = "sent"     // an estimate of what passed of a broken answer
-	byEstimate = "estimate" // the reserve, for want of anything better
+	byEstimate = "estimate" // the reserve, for want of anything better, or what passed if that is more
 	byRefund   = "refund"   // nothing was used
 )
 
@@ -271,9 +271,11 @@ func (c *llmCall) used(outcome events.Outcome, status int) (int64, string) {
 	case told:
 		return usage, byUsage
 	case outcome == events.OutcomeOK:
-		return c.grant.Reserved(), byEstimate
+		// A client can keep usage from being told, so a long answer is not left at a short reserve.
+		return max(c.grant.Reserved(), c.meter.Sent()), byEstimate
 	default:
-		return c.call.Prompt + c.meter.Sent(), bySent
+		// The prompt's estimate alone makes no debt: an image in it is many bytes and few tokens.
+		return min(c.call.Prompt, c.grant.Reserved()) + c.meter.Sent(), bySent
 	}
 }
 

@@ -216,7 +216,7 @@ func TestLLMShadow(t *testing.T) {
 	}
 }
 
-// A stream passes event by event. Where its client did not callBody for usage, the edge does, and takes it out again.
+// A stream passes event by event. Where its client did not ask for usage, the edge does, and takes it out again.
 func TestLLMStream(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -393,6 +393,7 @@ func TestLLMSettlement(t *testing.T) {
 		"usage in the stream":      {stream(word, word, usage, done), 1, 150, "usage"},
 		"no usage in the stream":   {stream(word, word, done), 1, 44, "estimate"},
 		"usage in JSON":            {answer(200, "application/json", answered), 1, 30, "usage"},
+		"more sent than reserved":  {stream(strings.Repeat(word, 60), done), 1, 60, "estimate"},
 		"no usage in JSON":         {answer(200, "application/json", `{}`), 1, 44, "estimate"},
 		"another kind of answer":   {answer(200, "audio/mpeg", "x"), 1, 44, "estimate"},
 		"usage not to be believed": {answer(200, "application/json", `{"usage":{"total_tokens":-3}}`), 1, 44, "absurd"},
@@ -437,37 +438,49 @@ func (r *rig) settled(by string, want float64) {
 	r.t.Errorf("settled by %s: %v, want %v", by, r.sample("aegis_edge_llm_settled_total", by, "v1"), want)
 }
 
-// A client that leaves its stream pays for what was sent, once; the rest of its reserve goes back.
+// A client that leaves its stream pays for what was sent, once; the rest of its reserve goes back. An image
+// in its prompt, many bytes and few tokens, makes it no debtor.
 func TestLLMAbortedStream(t *testing.T) {
 	t.Parallel()
-	left := make(chan struct{})
-	url := upstream(t, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, word+word)
-		http.NewResponseController(w).Flush()
-		<-r.Context().Done()
-		close(left)
-	})
-	r := newRig(t, rigConfig{policy: llmPolicy(url, "tpm: 1000")})
-	ctx, cancel := context.WithCancel(t.Context())
-	res, err := client.Do(r.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(callStream), "X-API-Key", "alice").WithContext(ctx))
-	if err != nil {
-		t.Fatal(err)
+	for name, c := range map[string]struct {
+		body           string
+		reserved, paid int64
+	}{
+		"text":  {callStream, 44, 6}, // 4 of the prompt, 2 words
+		"image": {strings.Replace(callStream, "eight ch", "data:image/png;base64,"+strings.Repeat("A", 100_000), 1), 1000, 1002},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			left := make(chan struct{})
+			url := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, word+word)
+				http.NewResponseController(w).Flush()
+				<-r.Context().Done()
+				close(left)
+			})
+			r := newRig(t, rigConfig{policy: llmPolicy(url, "tpm: 1000")})
+			ctx, cancel := context.WithCancel(t.Context())
+			res, err := client.Do(r.request(http.MethodPost, "/v1/chat/completions", strings.NewReader(c.body), "X-API-Key", "alice").WithContext(ctx))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(res.Body, make([]byte, 10)); err != nil {
+				t.Fatal(err)
+			}
+			r.tokens(c.reserved)
+			cancel()
+			res.Body.Close()
+			<-left
+			if e := r.event(); e.Outcome != events.OutcomeAborted {
+				t.Errorf("event %+v", e)
+			}
+			r.tokens(c.paid)
+			r.settled("sent", 1)
+			r.settled("refund", 0)
+		})
 	}
-	if _, err := io.ReadFull(res.Body, make([]byte, 10)); err != nil {
-		t.Fatal(err)
-	}
-	r.tokens(44)
-	cancel()
-	res.Body.Close()
-	<-left
-	if e := r.event(); e.Outcome != events.OutcomeAborted {
-		t.Errorf("event %+v", e)
-	}
-	r.tokens(6) // 4 of the prompt, 2 words
-	r.settled("sent", 1)
-	r.settled("refund", 0)
 }
 
 // A profile bounds the calls of each model, of all clients together, and one that does not exist is told.
