@@ -17,6 +17,7 @@ import (
 
 	"github.com/aegisrate/aegisrate/pkg/events"
 	"github.com/aegisrate/aegisrate/pkg/policy"
+	"github.com/aegisrate/aegisrate/pkg/rules"
 )
 
 const (
@@ -154,7 +155,11 @@ func (s *Service) handle(op operation) http.HandlerFunc {
 				return
 			}
 		}
-		reply, refusal := op.serve(s, c)
+		var reply any
+		refusal := c.checkNames()
+		if refusal == nil {
+			reply, refusal = op.serve(s, c)
+		}
 		if op.action != "" {
 			a := c.event(op.action, c.target)
 			a.Detail = c.detail
@@ -210,6 +215,20 @@ func (c *call) param(name string) string {
 		return text
 	}
 	return raw
+}
+
+// checkNames refuses names that nobody can have before a store is asked: to NATS some of them are patterns,
+// and PostgreSQL takes some for no text.
+func (c *call) checkNames() *problem {
+	if user := c.param("user"); user != "" {
+		if err := rules.ValidateName(user); err != nil {
+			return refuse(http.StatusBadRequest, "%v", err)
+		}
+	}
+	if plan := c.param("plan"); plan != "" && !policy.ValidName(plan) {
+		return refuse(http.StatusBadRequest, "plan: %s", policy.NameProblem)
+	}
+	return nil
 }
 
 // decode reads the body strictly; an empty one is an empty object.

@@ -34,6 +34,12 @@ func (s *Service) getUsers(c *call) (any, *problem) {
 		return nil, refusal
 	}
 	q := c.URL.Query()
+	if after := q.Get("after"); after != "" && rules.ValidateName(after) != nil {
+		return nil, refuse(http.StatusBadRequest, "after must be the next of the page before")
+	}
+	if plan := q.Get("plan"); plan != "" && !policy.ValidName(plan) {
+		return nil, refuse(http.StatusBadRequest, "plan: %s", policy.NameProblem)
+	}
 	users, err := s.rules.Users(c.Context(), rulestore.Query{
 		After: q.Get("after"), Limit: int(limit), Plan: q.Get("plan"), Addresses: q.Get("addresses") == "true",
 	})

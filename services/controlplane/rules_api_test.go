@@ -86,6 +86,19 @@ func TestUsersKeysPlans(t *testing.T) {
 	ok[any](t, p, "DELETE", "/api/plans/gold", "")
 	refused(t, p, 404, "no such", "GET", "/api/users/ann", "")
 
+	// Names that are patterns, or no names: nobody's, and no store is asked for them.
+	ok[rules.User](t, p, "POST", "/api/users", `{"name":"bea"}`)
+	for _, name := range []string{"*", "%3E", "..%2Fbea", "b%20a", "bea%00", "Bea", "ip:*"} {
+		refused(t, p, 400, "name", "GET", "/api/users/"+name, "")
+		refused(t, p, 400, "name", "PATCH", "/api/users/"+name, `{"admin":true}`)
+		refused(t, p, 400, "name", "POST", "/api/users/"+name+"/keys", `{}`)
+		refused(t, p, 400, "name", "DELETE", "/api/users/"+name, "")
+		refused(t, p, 400, "plan", "DELETE", "/api/plans/"+name, "")
+		refused(t, p, 400, "after", "GET", "/api/users?after="+name, "")
+		refused(t, p, 400, "plan", "GET", "/api/users?plan="+name, "")
+	}
+	ok[any](t, p, "DELETE", "/api/users/bea", "")
+
 	for i := range 5 {
 		ok[rules.User](t, p, "POST", "/api/users", fmt.Sprintf(`{"name":"u%d"}`, i))
 	}
