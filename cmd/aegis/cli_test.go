@@ -139,8 +139,8 @@ func TestEveryCommand(t *testing.T) {
 			c.run(exitNotFound, "route", "get", "extra")
 
 			// Users, plans and keys.
-			has(c.run(0, "plan", "set", plan, "rate=7", "burst=9"), plan)
-			has(c.run(0, "plan", "list"), plan, "rules", "growth", "policy")
+			has(c.run(0, "plan", "set", plan, "rate=7", "burst=9", "rpm=4321", "tpm=98765"), plan)
+			has(c.run(0, "plan", "list"), plan, "4321", "98765", "rules", "growth", "policy")
 			has(c.run(0, "user", "create", user, "--plan", plan), plan)
 			c.run(exitConflict, "user", "create", user)
 			c.run(exitInvalid, "user", "create", "Not A Name")

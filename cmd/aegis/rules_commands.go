@@ -32,13 +32,15 @@ type planInfo struct {
 	Rate       float64 `json:"rate,omitempty"`
 	Burst      int64   `json:"burst,omitempty"`
 	DailyQuota int64   `json:"daily_quota,omitempty"`
+	RPM        int64   `json:"rpm,omitempty"`
+	TPM        int64   `json:"tpm,omitempty"`
 	Source     string  `json:"source,omitempty"`
 }
 
 func writePlans(w io.Writer, plans ...planInfo) {
-	fmt.Fprintln(w, "PLAN\tRATE/S\tBURST\tDAILY\tFROM")
+	fmt.Fprintln(w, "PLAN\tRATE/S\tBURST\tDAILY\tRPM\tTPM\tFROM")
 	for _, p := range plans {
-		fmt.Fprintf(w, "%s\t%g\t%d\t%d\t%s\n", p.Name, p.Rate, p.Burst, p.DailyQuota, p.Source)
+		fmt.Fprintf(w, "%s\t%g\t%d\t%d\t%d\t%d\t%s\n", p.Name, p.Rate, p.Burst, p.DailyQuota, p.RPM, p.TPM, p.Source)
 	}
 }
 
@@ -56,7 +58,7 @@ func (planListCommand) Run(ctx context.Context, r *remote) error {
 
 type planSetCommand struct {
 	Name   string   `arg:"" help:"The plan."`
-	Values []string `arg:"" optional:"" placeholder:"KEY=VALUE" help:"rate and burst (tokens a second, tokens), daily_quota; what is left out is unlimited."`
+	Values []string `arg:"" optional:"" placeholder:"KEY=VALUE" help:"rate and burst (tokens a second, tokens), daily_quota, rpm and tpm (of LLM routes); what is left out is unlimited."`
 }
 
 func (c *planSetCommand) Run(ctx context.Context, r *remote) error {
