@@ -12,7 +12,7 @@ import (
 const (
 	memoryShards = 64
 	// DefaultMemory is how many routes of clients an edge remembers leases and denials of.
-	DefaultMemory = 1 << 17
+	DefaultMemory = 1 << 16
 	// spots is how many routes of clients a shard watches for being hot, without remembering them.
 	spots = 1 << 12
 	// sample is how many are looked at to find the one to forget.

@@ -291,16 +291,19 @@ func (s stub) Check(_ context.Context, c store.Check) (store.Decision, error) {
 	d := store.Decision{Now: startTime, Limits: make([]store.LimitState, len(c.Limits))}
 	if s.red {
 		d.Tier, d.Until = bucket.Red, 3_600_000_000
-		d.Limits[0] = store.LimitState{Tier: bucket.Red, Wait: d.Until, Reset: d.Until}
+		for i := range d.Limits {
+			d.Limits[i] = store.LimitState{Tier: bucket.Red, Wait: d.Until, Reset: d.Until, Gen: 1, Seq: 1}
+		}
 	}
 	return d, nil
 }
 
-// cardinality has so many distinct clients ask an edge once or twice, all of them refused, and tells the heap that
-// is left, in bytes.
+// cardinality has so many distinct clients ask an edge once or twice, all of them refused by three limits, and tells
+// the heap that is left, in bytes.
 func cardinality(t testing.TB, clients int) uint64 {
-	r := newRemembering(t, doc(tight))
+	r := newRemembering(t, "anonymous_plan: small\n"+doc(tight))
 	r.Store = stub{red: true}
+	r.Carried = admission.NewCarried(admission.DefaultCarried)
 	r.Local = memstore.New(r.now.Load, memstore.AtMost(100_000)) // as the edge has it
 	for i := range clients {
 		askFrom(r.Engine, netip.AddrFrom4([4]byte{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)}))
