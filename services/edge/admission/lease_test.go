@@ -557,6 +557,38 @@ func TestFailedRefillReleasesItsJoiners(t *testing.T) {
 	}
 }
 
+// Who has waited for three refills that gave nothing waits for no more, and not for fewer.
+func TestRefillIsJoinedThreeTimes(t *testing.T) {
+	t.Parallel()
+	r := newRemembering(t, doc(roomy))
+	r.asks(20, 5*time.Millisecond)
+	r.Release(context.Background())
+	g := &gauge{Store: stub{}, pause: make(chan struct{}, 100)}
+	r.Store = g
+	var wg sync.WaitGroup
+	var begun atomic.Int64
+	for range 50 {
+		wg.Go(func() {
+			begun.Add(1)
+			r.ask("/r", "bob")
+		})
+	}
+	await(t, "the first refill", func() bool { return begun.Load() == 50 && g.all.now.Load() == 1 })
+	time.Sleep(20 * time.Millisecond) // for the others to join it
+	for round := int64(1); round <= 3; round++ {
+		await(t, "next refill", func() bool { return g.all.calls.Load() >= round })
+		if most := g.all.most.Load(); most != 1 {
+			t.Errorf("refill %d: %d calls at once", round, most)
+		}
+		g.pause <- struct{}{}
+	}
+	await(t, "all the others at once", func() bool { return g.all.most.Load() > 1 })
+	for range 50 {
+		g.pause <- struct{}{}
+	}
+	wg.Wait()
+}
+
 func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for begun := time.Now(); !condition(); time.Sleep(time.Millisecond) {
