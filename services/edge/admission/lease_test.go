@@ -243,7 +243,11 @@ func TestNoOpVersionsKeepLeases(t *testing.T) {
 	if made := r.store.calls - calls; made > 10 {
 		t.Errorf("%d calls over 100 versions that change nothing", made)
 	}
-	r.Release(context.Background())
+	r.use(t, doc(roomy)) // nobody asks under this one
+	r.Tend(context.Background())
+	if leased := r.Memory.Stats().Leased; leased != 0 {
+		t.Errorf("%d leases outlive their version", leased)
+	}
 	if left := r.left(t)[0]; left != 880 {
 		t.Errorf("%d left, want 880", left)
 	}
