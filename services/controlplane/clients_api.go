@@ -245,7 +245,13 @@ func (s *Service) raiseClient(c *call) (any, *problem) {
 	if b.Expires = expires; expires.IsZero() {
 		return nil, fieldProblem("seconds", "must be set, or expires; a limit for good is an override (PUT /api/users/{user}/overrides/{route})")
 	}
-	return reply(s.override(c, cl.name, b.Override))
+	return reply(s.override(c, cl.name, b.Override, func(u *rules.User) *problem {
+		i := slices.IndexFunc(u.Overrides, func(o policy.Override) bool { return o.Route == b.Route && o.Expires.IsZero() })
+		if i < 0 {
+			return nil
+		}
+		return refuse(http.StatusConflict, "the client has an override of this route for good, which would be lost: change that one, or delete it first")
+	}))
 }
 
 // maxSeconds bounds a block or a raise: 10 years.

@@ -272,11 +272,11 @@ func (s *Service) putOverride(c *call) (any, *problem) {
 		o.Route = ""
 	}
 	c.detail = "route " + c.param("route")
-	return reply(s.override(c, c.param("user"), o))
+	return reply(s.override(c, c.param("user"), o, func(*rules.User) *problem { return nil }))
 }
 
-// override gives a client an override, an address that has nothing yet too.
-func (s *Service) override(c *call, name string, o policy.Override) (rules.User, *problem) {
+// override gives a client an override, an address that has nothing yet too, where may has nothing against it.
+func (s *Service) override(c *call, name string, o policy.Override, may func(*rules.User) *problem) (rules.User, *problem) {
 	cur := s.versions.current()
 	if cur == nil {
 		return rules.User{}, unavailable("no config is known yet, so routes can't be checked")
@@ -287,7 +287,13 @@ func (s *Service) override(c *call, name string, o policy.Override) (rules.User,
 	if !o.Live(time.Now()) {
 		return rules.User{}, fieldProblem("expires", "is in the past")
 	}
-	return s.updateOrCreate(c, name, func(u *rules.User) *problem { u.SetOverride(o); return nil })
+	return s.updateOrCreate(c, name, func(u *rules.User) *problem {
+		if refusal := may(u); refusal != nil {
+			return refusal
+		}
+		u.SetOverride(o)
+		return nil
+	})
 }
 
 // updateOrCreate is update, and for an address it makes what is not there and removes what is empty.

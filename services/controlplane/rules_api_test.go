@@ -225,6 +225,10 @@ func TestClientOperations(t *testing.T) {
 	}
 	refused(t, p, 400, "seconds", "POST", "/api/clients/user:ann/raise", `{"route":"fast","capacity":500,"refill_rate":50}`)
 	refused(t, p, 400, "seconds", "POST", "/api/clients/user:ann/raise", `{"route":"fast","capacity":500,"refill_rate":50,"seconds":-1}`)
+	// What holds for good must not be lost to what ends.
+	ok[rules.User](t, p, "PUT", "/api/users/ann/overrides/slow", `{"capacity":30,"refill_rate":3}`)
+	refused(t, p, 409, "for good", "POST", "/api/clients/user:ann/raise", `{"route":"slow","capacity":500,"refill_rate":50,"seconds":3600}`)
+	ok[rules.User](t, p, "DELETE", "/api/users/ann/overrides/slow", "")
 
 	u = ok[rules.User](t, p, "POST", "/api/clients/user:ann/block", `{"reason":"abuse"}`)
 	if u.Block == nil || u.Block.Reason != "abuse" {
