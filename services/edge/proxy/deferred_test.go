@@ -107,7 +107,6 @@ func TestWhatIsNotDeferred(t *testing.T) {
 	}{
 		"POST":       {http.MethodPost, "", nil, nil, 429, "POST requests don't run later"},
 		"upgrade":    {http.MethodGet, "", []string{"Connection", "upgrade", "Upgrade", "x"}, nil, 429, "can't run later"},
-		"large":      {http.MethodPut, strings.Repeat("x", deferral.MaxBody+1), nil, nil, 429, "too large"},
 		"queue full": {http.MethodGet, "", nil, deferral.ErrFull, 429, "too many requests wait"},
 		"no NATS":    {http.MethodGet, "", nil, deferral.ErrUnavailable, 429, "can't be stored"},
 		"key reused": {http.MethodGet, "", nil, deferral.ErrKeyReused, 422, "another request"},
@@ -139,6 +138,20 @@ func TestWhatIsNotDeferred(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 	})
+}
+
+// A body that declares more than is stored is not waited for.
+func TestLargeBodyIsNotDeferred(t *testing.T) {
+	t.Parallel()
+	r := exhausted(t, func(http.ResponseWriter, *http.Request) {})
+	conn := r.raw(fmt.Sprintf("PUT /api HTTP/1.1\r\nHost: h\r\nX-API-Key: alice\r\nContent-Length: %d\r\n\r\n", deferral.MaxBody+1))
+	conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+	answer, err := io.ReadAll(conn)
+	for _, want := range []string{"HTTP/1.1 429 ", "Retry-After: ", "too large", `"tier":"yellow"`} {
+		if err != nil || !strings.Contains(string(answer), want) || len(r.later.offers) > 0 {
+			t.Errorf("%v %q without %q, %d stored", err, answer, want, len(r.later.offers))
+		}
+	}
 }
 
 // A body that stalls is not waited for long, and not stored.
