@@ -8,7 +8,7 @@ local DAY = 86400 * SECOND
 local MAX_WAIT = 100 * 31557600 * SECOND
 local NEVER = -1
 local EXACT = 9007199254740992 -- 2^53
-local LATEST = EXACT - 366 * DAY -- of times that are read: the end of the window after it is exact too
+local LATEST = EXACT - 366 * DAY -- of times that are kept: the end of the window after it is exact too
 
 -- muldiv(a, b, c): floor(a * b / c) and the remainder, for a, b >= 0, 0 < c < 2^53 / 7 and a
 -- quotient below 2^53. Where the product would not be exact, b is taken digit by digit, from the top.

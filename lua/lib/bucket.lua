@@ -147,7 +147,7 @@ local function save_bucket(b, key, spec, now)
     b.gen = now
   end
   b.absent, b.key, b.seq = false, key, b.seq + 1
-  local expires = ceil((now + spec.algorithm.lifetime(b.state, spec, now)) / 1000)
+  local expires = ceil(min(now + spec.algorithm.lifetime(b.state, spec, now), LATEST) / 1000)
   if not new then
     refusal = redis.pcall('PEXPIREAT', key, expires)
   end

@@ -8,6 +8,9 @@ const (
 	// MaxWait bounds every time this package answers, in microseconds: 100 years, so that
 	// now + MaxWait stays below 2^53.
 	MaxWait = 100 * 31_557_600 * second
+	// Latest is the last time that is kept, in Unix microseconds: the doubles of the Lua twin are exact to 2^53, and
+	// so is then the end of the longest window after it.
+	Latest = 1<<53 - 366*86_400*second
 	// Never is the wait for a cost that no amount of waiting makes affordable.
 	Never = -1
 )

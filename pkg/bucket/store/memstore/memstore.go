@@ -410,7 +410,7 @@ func (sh *shard) write(k key, e *Bucket, spec bucket.Spec, now int64) {
 	}
 	e.Spec = spec
 	e.Seq++
-	e.Expires = (now + e.State.Lifetime(spec, now) + 999) / 1000 * 1000
+	e.Expires = (min(now+e.State.Lifetime(spec, now), bucket.Latest) + 999) / 1000 * 1000
 	sh.buckets[k] = *e
 }
 
